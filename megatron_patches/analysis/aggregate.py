@@ -1,0 +1,127 @@
+"""From rows to groups over seeds: what tables and figures have in common."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from megatron_patches.analysis.jsonl import dump
+from megatron_patches.analysis.rows import Row, RowError, check_comparable, latest_rows
+
+
+@dataclass
+class Group:
+    """The rows of one method at one length: by seed, a perplexity or a reason for having none."""
+
+    perplexities: dict[int, float] = field(default_factory=dict)
+    problems: dict[int, tuple[str, str]] = field(default_factory=dict)  # status, message
+
+
+Series = dict[str, dict[int, Group]]  # label -> evaluation length in tokens -> group
+
+
+def series_label(row: Row) -> str:
+    """The method, followed by its options where it has any: ``alibi (window=512)``."""
+    if not row.options:
+        return row.method
+    shown = (
+        f"{name}={value if isinstance(value, str) else dump(value)}"
+        for name, value in sorted(row.options.items())
+    )
+    return f"{row.method} ({', '.join(shown)})"
+
+
+def comparable_rows(rows: Iterable[Row]) -> list[Row]:
+    """The latest row of each cell, checked: RowError when there are none or they do not compare."""
+    kept = latest_rows(rows)
+    if not kept:
+        raise RowError("no rows: nothing to show")
+    check_comparable(kept)
+    return kept
+
+
+def only(rows: Iterable[Row], methods: Sequence[str] | None) -> list[Row]:
+    """The rows of ``methods`` (all if None); RowError when one of them has no row."""
+    rows = list(rows)
+    if methods is None:
+        return rows
+    present = {row.method for row in rows}
+    absent = [method for method in methods if method not in present]
+    if absent:
+        raise RowError(f"no rows of {', '.join(absent)}; there are {', '.join(sorted(present))}")
+    return [row for method in dict.fromkeys(methods) for row in rows if row.method == method]
+
+
+def collect(rows: Iterable[Row], methods: Sequence[str] | None = None) -> Series:
+    """Group comparable rows by label and length, sorted by label, or as listed in ``methods``.
+
+    RowError when rows may not meet (see ``check_comparable``), when two rows of different
+    configurations claim the same label, seed and length, or when a listed method has no rows.
+    """
+    kept = comparable_rows(only(rows, methods))
+    origin: dict[tuple[str, int, int], str] = {}
+    series: Series = {}
+    for row in kept:
+        label = series_label(row)
+        before = origin.setdefault((label, row.seed, row.eval_length), row.config_sha)
+        if before != row.config_sha:
+            raise RowError(
+                f"{label}, seed {row.seed}, length {row.eval_length}: results of two "
+                f"configurations ({before} and {row.config_sha}); choose one with config_sha"
+            )
+        group = series.setdefault(label, {}).setdefault(row.eval_length, Group())
+        if row.perplexity is not None:
+            group.perplexities[row.seed] = row.perplexity
+        else:
+            group.problems[row.seed] = (row.status, row.message or "")
+    labels = series if methods is not None else sorted(series)
+    return {label: series[label] for label in labels}
+
+
+def provenance(rows: Iterable[Row]) -> list[str]:
+    """Lines that say what was measured and how, for the head of a table or the foot of a figure."""
+    rows = comparable_rows(rows)
+    first = rows[0]
+    parts = [f"dataset {first.dataset}", f"protocol {first.protocol}", f"split {first.split}"]
+    if first.last_k is not None:
+        parts.append(f"last {first.last_k} tokens of a window scored")
+    tiled = all(row.stride == row.eval_length for row in rows)
+    parts.append("stride = window" if tiled else f"stride {first.stride}")
+    parts.append(f"{_by_length(rows, 'tokens')} tokens in {_by_length(rows, 'windows')} windows")
+    if first.documents_isolated:
+        parts.append("documents isolated")
+    sizes = sorted({row.parameters for row in rows})
+    size = f"{sizes[0]:,}" + (f" to {sizes[-1]:,}" if len(sizes) > 1 else "")
+    return [
+        ", ".join(parts),
+        f"{size} parameters, trained on {first.train_length} tokens for {first.step} steps, "
+        f"seeds {_listed(rows, 'seed')}",
+        f"data {shorten(first.data)}, tokenizer {shorten(first.tokenizer)}, engine "
+        f"{_listed(rows, 'engine')}, attention {_listed(rows, 'attention')}, {first.dtype}",
+        f"commit {_listed(rows, 'git_sha')}",
+    ]
+
+
+def configurations(rows: Iterable[Row]) -> str:
+    """One line with the hashes of the configurations behind each label."""
+    hashes: dict[str, dict[str, None]] = {}
+    for row in sorted(comparable_rows(rows), key=lambda row: (series_label(row), row.seed)):
+        hashes.setdefault(series_label(row), {})[shorten(row.config_sha)] = None
+    return "configs " + "; ".join(f"{label} {' '.join(found)}" for label, found in hashes.items())
+
+
+def shorten(text: str) -> str:
+    """Text with every long hexadecimal number cut to 12 digits; a suffix like -dirty stays."""
+    return re.sub(r"\b([0-9a-f]{12})[0-9a-f]+\b", r"\1", text)
+
+
+def _by_length(rows: list[Row], name: str) -> str:
+    """One number where it is the same at every length, else the numbers in order of length."""
+    values = {row.eval_length: getattr(row, name) for row in rows if row.status == "ok"}
+    ordered = [f"{values[length]:,}" for length in sorted(values)]
+    return ordered[0] if len(set(ordered)) == 1 else " / ".join(ordered) or "no"
+
+
+def _listed(rows: list[Row], name: str) -> str:
+    return " ".join(shorten(str(value)) for value in sorted({getattr(row, name) for row in rows}))

@@ -1,0 +1,92 @@
+"""What the command lines over results share: choosing rows, and errors in one readable line."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from megatron_patches.analysis.rows import Row, RowError
+
+_LISTS = {"window_losses", "position_losses", "options"}
+FIELDS = tuple(field.name for field in dataclasses.fields(Row) if field.name not in _LISTS)
+
+
+def existing_file(text: str) -> Path:
+    """argparse type: the path of a file that exists."""
+    path = Path(text)
+    if not path.is_file():
+        raise argparse.ArgumentTypeError(f"no such file: {text}")
+    return path
+
+
+def condition(text: str) -> tuple[str, str]:
+    """argparse type: ``FIELD=VALUE`` with a field of a row."""
+    name, equals, value = text.partition("=")
+    if not equals or name not in FIELDS:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not FIELD=VALUE with one of the fields {', '.join(FIELDS)}"
+        )
+    return name, value
+
+
+def add_common_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments that choose rows, and ``--debug``."""
+    parser.add_argument(
+        "rows", nargs="+", type=existing_file, metavar="ROWS", help="result files (JSON lines)"
+    )
+    parser.add_argument("--dataset", help="this data set only (else each in turn)")
+    parser.add_argument("--methods", nargs="+", help="these methods only, in this order")
+    parser.add_argument(
+        "--where",
+        action="append",
+        default=[],
+        type=condition,
+        metavar="FIELD=VALUE",
+        help="rows with this value only, as in --where protocol=last; may be repeated",
+    )
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+
+
+def by_dataset(rows: Iterable[Row], arguments: argparse.Namespace) -> dict[str, list[Row]]:
+    """The chosen rows by data set, sorted; RowError when the choice leaves none."""
+    conditions = list(arguments.where)
+    if arguments.dataset is not None:
+        conditions.append(("dataset", arguments.dataset))
+    chosen: dict[str, list[Row]] = {}
+    for row in rows:
+        if all(str(getattr(row, name)) == value for name, value in conditions):
+            chosen.setdefault(row.dataset, []).append(row)
+    if not chosen:
+        shown = ", ".join(f"{name}={value}" for name, value in conditions) or "(no condition)"
+        raise RowError(f"no rows match {shown}")
+    return {dataset: chosen[dataset] for dataset in sorted(chosen)}
+
+
+def guarded(work: Callable[[], None], *, debug: bool) -> int:
+    """Exit code of ``work``: 0, or 1 after one line about what went wrong."""
+    try:
+        work()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader (such as head) left; Python would complain again when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except (RowError, OSError) as error:
+        if debug:
+            traceback.print_exc()
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write ``path`` whole or not at all; creates its folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)

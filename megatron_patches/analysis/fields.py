@@ -1,0 +1,74 @@
+"""Checks of single fields, shared by the row types. Each raises RowError naming the field."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import numbers
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from megatron_patches.analysis.jsonl import RowError, dump, parse
+
+T = TypeVar("T")
+
+
+def text(name: str, value: Any) -> str:
+    """A non-empty string."""
+    if not isinstance(value, str) or not value.strip():
+        raise RowError(f"{name}: expected text, got {value!r}")
+    return value
+
+
+def integer(name: str, value: Any, least: int) -> int:
+    """An integer (numpy's too, bool not) of at least ``least``, as a plain int."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
+        raise RowError(f"{name}: expected an integer >= {least}, got {value!r}")
+    return int(value)
+
+
+def number(name: str, value: Any, least: float = -math.inf) -> float:
+    """A finite real number (numpy's too, bool not) of at least ``least``, as a plain float."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise RowError(f"{name}: expected a number, got {value!r}")
+    result = float(value)
+    if not math.isfinite(result) or result < least:
+        bound = "" if least == -math.inf else f" >= {least:g}"
+        raise RowError(f"{name}: expected a finite number{bound}, got {value!r}")
+    return result
+
+
+def numbers_list(name: str, values: Any, least: float = -math.inf) -> list[float]:
+    """A list (or tuple) of finite numbers, as a new list of plain floats."""
+    if not isinstance(values, list | tuple):
+        raise RowError(f"{name}: expected a list of numbers, got {type(values).__name__}")
+    return [number(f"{name}[{index}]", value, least) for index, value in enumerate(values)]
+
+
+def json_mapping(name: str, value: Any) -> dict[str, Any]:
+    """A mapping with text keys and JSON values, copied; it reads back from JSON as it is."""
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise RowError(f"{name}: expected a mapping with text keys, got {value!r}")
+    try:
+        copy = parse(dump(dict(value)))
+    except (TypeError, ValueError) as error:
+        raise RowError(f"{name}: not strict JSON: {error}") from error
+    return dict(copy)
+
+
+def from_object(cls: type[T], where: str, record: Mapping[str, Any]) -> T:
+    """Build the dataclass ``cls`` from one JSON object; RowError starts with ``where``.
+
+    Every field has to be there and nothing else: a key that is skipped or made up would mean
+    that writer and reader disagree about what was measured.
+    """
+    known = {field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    missing, unknown = sorted(known - record.keys()), sorted(record.keys() - known)
+    if missing or unknown:
+        parts = [f"missing {', '.join(missing)}"] if missing else []
+        parts += [f"unknown {', '.join(unknown)}"] if unknown else []
+        raise RowError(f"{where}: {'; '.join(parts)}")
+    try:
+        return cls(**record)
+    except RowError as error:
+        raise RowError(f"{where}: {error}") from error

@@ -1,0 +1,155 @@
+"""`attend`: check the arguments, choose an implementation, run it or say why not.
+
+Shape suffixes used in this package: B batch, H heads, Q queries, K keys, D head dimension, L distances.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from importlib import import_module
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from megatron_patches.attention.problem import Problem, Sight
+from megatron_patches.positions import PositionMethod
+
+logger = logging.getLogger(__name__)
+
+# An implementation is a module of this package with `run(problem) -> out_BHQD`, loaded when first used.
+IMPLEMENTATIONS = ("reference", "chunked")
+_announced: set[tuple[str, str, str, str]] = set()
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    method: PositionMethod,
+    *,
+    impl: str = "auto",
+    query_offset: int | None = None,
+    window: int | None = None,
+    key_padding_mask: Tensor | None = None,
+    transformed: bool = False,
+) -> Tensor:
+    """Causal softmax attention with a position method.
+
+    Args:
+        q: queries `[batch, heads, queries, head_dim]`, float16, bfloat16, float32 or float64.
+        k, v: keys and values `[batch, heads, keys, head_dim]`, dtype and device of `q`.
+        method: a `PositionMethod` built for the same number of heads. Its `transform` (rotary) is
+            applied here, its `bias` is added to the scaled scores, its `weight` multiplies them.
+            `embed` methods act on the input of the model, so they add nothing here.
+        impl: `reference` (dense, the oracle), `chunked` (linear memory), or `auto`. A named
+            implementation runs or raises; it is never replaced.
+        query_offset: position of the first query among the keys. Default: the queries are the last
+            ones, `keys - queries`.
+        window: number of keys a query sees, itself included (`distance < window`). Default: all.
+        key_padding_mask: boolean `[batch, keys]`, True where a key is padding. A query that sees no
+            key at all gets zeros. Values under the padding, NaN included, cannot reach the output.
+        transformed: True if `method.transform` was applied already, as in a key/value cache.
+
+    Returns:
+        `[batch, heads, queries, head_dim]` in the dtype of `q`. Scores, tables and the softmax are at
+        least float32 whatever that dtype is.
+
+    Raises:
+        ValueError: shapes, dtypes, devices, head counts or lengths that do not fit; a length beyond
+            what the method can read; an implementation that does not exist or cannot do this.
+    """
+    problem = _check(q, k, v, method, query_offset, window, key_padding_mask)
+    name = choose(method, q.device) if impl == "auto" else impl
+    if name not in IMPLEMENTATIONS:
+        raise ValueError(
+            f"attention implementation {name!r} does not exist; available: auto, "
+            + ", ".join(IMPLEMENTATIONS)
+        )
+    if q.shape[2] == 0 or q.shape[0] == 0:
+        return torch.empty_like(q)
+    if not transformed:
+        problem = problem.transform()
+    _announce(name, problem)
+    module = import_module(f"megatron_patches.attention.{name}")
+    return cast(Callable[[Problem], Tensor], module.run)(problem)
+
+
+def choose(method: PositionMethod, device: torch.device) -> str:
+    """The implementation that `auto` stands for. It never depends on a method's name."""
+    return "chunked"
+
+
+def _announce(name: str, problem: Problem) -> None:
+    """Log once what runs for which method, device and dtype."""
+    key = (name, problem.method.name, problem.q.device.type, str(problem.q.dtype))
+    if key not in _announced:
+        _announced.add(key)
+        logger.info("attention: %s runs %s on %s in %s", *key)
+
+
+def _check(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    method: PositionMethod,
+    query_offset: int | None,
+    window: int | None,
+    key_padding_mask: Tensor | None,
+) -> Problem:
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if tensor.dim() != 4:
+            raise ValueError(
+                f"{name} must be [batch, heads, length, head_dim], got {tuple(tensor.shape)}"
+            )
+        if tensor.dtype != q.dtype or tensor.device != q.device:
+            raise ValueError(
+                f"{name} is {tensor.dtype} on {tensor.device}, q is {q.dtype} on {q.device}: "
+                "they must agree"
+            )
+    if not q.dtype.is_floating_point:
+        raise ValueError(f"q must be a floating point tensor, got {q.dtype}")
+    if k.shape != v.shape:
+        raise ValueError(f"k {tuple(k.shape)} and v {tuple(v.shape)} must have the same shape")
+    if q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
+        raise ValueError(
+            f"q {tuple(q.shape)} and k {tuple(k.shape)} differ in batch or head dimension"
+        )
+    if q.shape[1] != k.shape[1]:
+        raise ValueError(
+            f"q has {q.shape[1]} heads, k has {k.shape[1]}: repeat the key and value heads of "
+            "grouped-query attention before the call"
+        )
+    queries, keys = q.shape[2], k.shape[2]
+    if keys == 0:
+        raise ValueError("there are no keys: k has length 0")
+    if queries > keys:
+        raise ValueError(
+            f"{queries} queries but {keys} keys: causal attention needs the key of every query"
+        )
+    offset = keys - queries if query_offset is None else query_offset
+    if not 0 <= offset <= keys - queries:
+        raise ValueError(
+            f"query_offset {offset} with {queries} queries and {keys} keys: "
+            f"it must lie in [0, {keys - queries}]"
+        )
+    if window is not None and window < 1:
+        raise ValueError(f"window is the number of keys a query sees, at least 1; got {window}")
+    if key_padding_mask is not None and (
+        key_padding_mask.dtype != torch.bool or key_padding_mask.shape != (q.shape[0], keys)
+    ):
+        raise ValueError(
+            f"key_padding_mask must be boolean [batch, keys] = [{q.shape[0]}, {keys}] with True at "
+            f"padding, got {key_padding_mask.dtype} {tuple(key_padding_mask.shape)}"
+        )
+    if q.shape[1] != method.owned_heads:
+        raise ValueError(
+            f"q has {q.shape[1]} heads, the position method was built for {method.owned_heads}"
+        )
+    method.can_read(keys)
+    scale = method.score_scale
+    if scale is None:
+        scale = 1.0 / math.sqrt(method.head_dim)
+    return Problem(q, k, v, method, scale, Sight(offset, window, key_padding_mask))

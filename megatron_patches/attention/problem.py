@@ -1,0 +1,133 @@
+"""One attention call after its arguments were checked, and the masks that follow from them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from megatron_patches.positions import PositionMethod
+
+
+@dataclass(frozen=True)
+class Sight:
+    """Who sees whom: query i, at position `offset + i`, sees keys at distance 0 <= d < `window`."""
+
+    offset: int = 0
+    window: int | None = None
+    padding: Tensor | None = None  # bool [B, K], True at padding
+
+    def first_key(self, query: int) -> int:
+        """The first key that this query, or any later one, can see."""
+        return 0 if self.window is None else max(0, self.offset + query - self.window + 1)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """`q_BHQD`, `k_BHKD`, `v_BHKD` with everything that decides the outcome."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    method: PositionMethod
+    scale: float
+    sight: Sight
+
+    @property
+    def keys(self) -> int:
+        return self.k.shape[2]
+
+    @property
+    def queries(self) -> int:
+        return self.q.shape[2]
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        """float64 stays float64; everything else is computed in float32."""
+        return torch.float64 if self.q.dtype == torch.float64 else torch.float32
+
+    @property
+    def needs_gradient(self) -> bool:
+        return torch.is_grad_enabled() and (
+            self.q.requires_grad
+            or self.k.requires_grad
+            or self.v.requires_grad
+            or any(parameter.requires_grad for parameter in self.method.parameters())
+        )
+
+    def transform(self) -> Problem:
+        """The same problem after `method.transform` at the true positions of queries and keys.
+
+        The hook takes queries and keys of one length, so the queries are set into a block as long as
+        the keys when there are fewer of them (a cached decode passes `transformed=True` instead).
+        """
+        positions_K = torch.arange(self.keys, device=self.q.device)
+        q, k, last = self.q, self.k, self.sight.offset + self.queries
+        if self.queries < self.keys:
+            padded_q = q.new_zeros(*q.shape[:2], self.keys, q.shape[3])
+            padded_q[:, :, self.sight.offset : last] = q
+            q = padded_q
+        q, k = self.method.transform(q, k, positions_K, total_length=self.keys)
+        return replace(self, q=q[:, :, self.sight.offset : last], k=k)
+
+    def without_padding_values(self) -> Problem:
+        """Zero keys and values under the padding: a NaN there would survive a zero weight."""
+        if self.sight.padding is None:
+            return self
+        hidden_B1K1 = self.sight.padding[:, None, :, None]
+        return replace(
+            self, k=self.k.masked_fill(hidden_B1K1, 0), v=self.v.masked_fill(hidden_B1K1, 0)
+        )
+
+    def rows(self, first: int, last: int) -> Problem:
+        """The part of the problem that belongs to queries `[first, last)`, with the keys they can see."""
+        sight = self.sight
+        start, end = sight.first_key(first), sight.offset + last
+        padding = None if sight.padding is None else sight.padding[:, start:end]
+        return replace(
+            self,
+            q=self.q[:, :, first:last],
+            k=self.k[:, :, start:end],
+            v=self.v[:, :, start:end],
+            sight=Sight(sight.offset + first - start, sight.window, padding),
+        )
+
+
+def dense(problem: Problem, first_key: int = 0) -> Tensor:
+    """Attention by its definition, `[queries, keys]` scores and all; any tier, any dtype.
+
+    Args:
+        problem: checked and transformed.
+        first_key: position of `problem.k[:, :, 0]` in the whole sequence; methods of tier
+            `positional` need true query positions, distances do not care.
+    """
+    problem = problem.without_padding_values()
+    method, dtype, sight = problem.method, problem.compute_dtype, problem.sight
+    q, k, v = (t.to(dtype) for t in (problem.q, problem.k, problem.v))
+    device = q.device
+    query_Q = torch.arange(sight.offset, sight.offset + problem.queries, device=device)
+    distance_QK = query_Q[:, None] - torch.arange(problem.keys, device=device)[None, :]
+    visible = distance_QK >= 0
+    if sight.window is not None:
+        visible = visible & (distance_QK < sight.window)
+    if sight.padding is not None:
+        visible = visible[None, None] & ~sight.padding[:, None, None, :]
+    distance_QK = distance_QK.clamp(min=0)
+    query_position_Q = query_Q + first_key
+
+    scores = (q @ k.transpose(-1, -2)) * problem.scale
+    weight = method.weight(distance_QK)
+    if weight is not None:
+        scores = scores * weight.to(dtype)
+    bias = method.bias(distance_QK, query_position_Q)
+    if bias is not None:
+        scores = scores + bias.to(dtype)
+    if method.tier == "content":
+        scores = method.score(
+            scores, distance_QK, query_position_Q, query_BHQD=q, visible_QK=visible
+        )
+    # A finite filler instead of -inf: a row without any visible key becomes zeros, not NaN.
+    scores = scores.masked_fill(~visible, torch.finfo(dtype).min)
+    probabilities = torch.softmax(scores, dim=-1).masked_fill(~visible, 0.0)
+    return (probabilities @ v).to(problem.q.dtype)

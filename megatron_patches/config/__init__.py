@@ -1,0 +1,22 @@
+"""Configuration: NeoX's flat keys, composed from YAML layers into one checked, frozen `Config`."""
+
+from .batch import Batch, batch_arithmetic, data_parallel_size
+from .compose import compose, from_mapping
+from .errors import ConfigError
+from .schema import Config
+from .standalone import check_standalone
+from .store import config_sha, dump, load_run_config
+
+__all__ = [
+    "Batch",
+    "Config",
+    "ConfigError",
+    "batch_arithmetic",
+    "check_standalone",
+    "compose",
+    "config_sha",
+    "data_parallel_size",
+    "dump",
+    "from_mapping",
+    "load_run_config",
+]

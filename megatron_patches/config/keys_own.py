@@ -1,0 +1,32 @@
+"""Keys of this suite, which NeoX learns from the patches. `configs/README.md` has the table."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from .keys_base import Keys, Positive
+
+LENGTHS = [512, 1024, 2048, 4096, 8192, 16384]
+
+
+class Own(Keys):
+    dataset: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.]+$")] | None = None
+    run_name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.+=-]+$")] | None = None
+    # Options of a position method that have no NeoX key; the method itself checks them.
+    position_options: dict[str, Any] = Field(default_factory=dict)
+    position_sharing: Literal["model", "layer"] | None = None  # None: the method's own default
+    position_init: Literal["published", "alibi"] = "published"
+    position_precision: Literal["exact", "as_published"] = "exact"
+    position_weight_decay: bool = False
+    attention_impl: Literal["auto", "reference", "chunked", "flex", "triton"] = "auto"
+    seq_length_val: Positive | None = None  # None: validate at seq_length
+    eval_lengths: Annotated[list[Positive], Field(min_length=1)] = Field(
+        default_factory=lambda: list(LENGTHS)
+    )
+    eval_protocol: Literal["nonoverlap", "last", "sliding", "position", "paper"] = "nonoverlap"
+    eval_stride: Positive | None = None
+    eval_last_k: Positive | None = None
+    eval_batch_size: Positive = 1
+    eval_split: Literal["valid", "test"] = "valid"

@@ -1,0 +1,143 @@
+"""Turning what pydantic found into one sentence about a key, a place and what to write."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic import BaseModel
+
+NUMBER = re.compile(r"\s*([-+]?)(\d[\d_]*)?(?:\.(\d*))?(?:[eE]([-+]?)(\d+))?\s*")
+KINDS = {
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "string_type": "a text",
+    "list_type": "a list",
+    "dict_type": "a mapping",
+    "model_type": "a mapping",
+    "model_attributes_type": "a mapping",
+}
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The end of a message about an unknown `name`: the closest known ones, or nothing."""
+    near = difflib.get_close_matches(name, list(known), n=3, cutoff=0.6)
+    return f"; nearest: {', '.join(f'`{item}`' for item in near)}" if near else ""
+
+
+def takes_boolean(model: type[BaseModel], key: str) -> bool:
+    """Whether the key's type admits true and false."""
+    return _admits(model.model_fields[key].annotation, bool)
+
+
+def _admits(annotation: Any, wanted: type) -> bool:
+    if annotation is wanted:
+        return True
+    if get_origin(annotation) is Literal:
+        return False
+    return any(_admits(part, wanted) for part in get_args(annotation))
+
+
+def field_problems(
+    model: type[BaseModel], details: Sequence[Any], places: Mapping[str, str]
+) -> list[str]:
+    """The lines for pydantic's findings; missing keys share one."""
+    missing = []
+    lines = []
+    numbers = {detail["loc"][0] for detail in details if detail["type"] == "float_type"}
+    for detail in details:
+        if detail["type"] == "missing":
+            missing.append(f"`{_path(model, detail['loc'])}`")
+        # Where both kinds of number would do, the wider one is the answer.
+        elif not (detail["type"] == "int_type" and detail["loc"][0] in numbers):
+            lines.append(_field_problem(model, detail, places))
+    if missing:
+        lines.append(f"no file sets the required {', '.join(missing)}")
+    return [line for line in lines if line]
+
+
+def _field_problem(model: type[BaseModel], detail: Any, places: Mapping[str, str]) -> str:
+    """The line for one of pydantic's findings; "" for one that only follows from another."""
+    kind = detail["type"]
+    if kind == "default_factory_not_called":
+        return ""
+    path = _path(model, detail["loc"])
+    where = places.get(path) or places.get(path.partition(".")[0], "default")
+    if kind == "extra_forbidden":
+        parent = _model_at(model, path)
+        return (
+            f"{where}: unknown key `{path}`{nearest(path.rpartition('.')[2], parent.model_fields)}"
+        )
+    return f"{where}: {_sentence(path, detail)}"
+
+
+def _path(model: type[BaseModel], location: tuple[Any, ...]) -> str:
+    """Dotted keys of a location; list positions and the branches of a union are left out."""
+    keys: list[str] = []
+    current: Any = model
+    for step in location:
+        if not (isinstance(current, type) and issubclass(current, BaseModel)):
+            break
+        keys.append(str(step))
+        known = current.model_fields.get(str(step))
+        current = known.annotation if known else None
+    return ".".join(keys)
+
+
+def _model_at(model: type[BaseModel], path: str) -> type[BaseModel]:
+    for step in path.split(".")[:-1]:
+        inner = model.model_fields[step].annotation
+        assert isinstance(inner, type) and issubclass(inner, BaseModel)
+        model = inner
+    return model
+
+
+def _sentence(path: str, detail: Any) -> str:
+    kind, value, context = detail["type"], detail["input"], detail.get("ctx", {})
+    shown = f"`{path}: {_show(value)}`"
+    if kind in KINDS:
+        return f"{shown} expects {KINDS[kind]}, not {_kind_of(value)}{_advice(kind, value)}"
+    if kind == "literal_error":
+        choices = str(context["expected"]).replace("'", "")
+        return f"{shown} must be one of {choices}{nearest(str(value), _words(choices))}"
+    if kind == "value_error":
+        return f"{shown} {context['error']}"
+    if kind == "finite_number":
+        return f"{shown} expects a finite number"
+    message = str(detail["msg"])
+    return f"{shown}: {message[:1].lower()}{message[1:]}"
+
+
+def _words(choices: str) -> list[str]:
+    return re.split(r", | or ", choices)
+
+
+def _advice(kind: str, value: Any) -> str:
+    """What to write instead of a text that looks like a number."""
+    match = NUMBER.fullmatch(value) if isinstance(value, str) and value.strip() else None
+    if kind not in ("int_type", "float_type") or match is None:
+        return ""
+    sign, whole, part, exponent_sign, exponent = match.groups()
+    whole = (whole or "0").lstrip("0") or "0"
+    if kind == "int_type":
+        number = float(value)
+        return f": write {number:.0f}" if number.is_integer() else ""
+    if exponent is None:
+        return f": write {sign}{whole}.{part or 0} without quotes"
+    return (
+        f": write {sign}{whole}.{part or 0}e{exponent_sign or '+'}{exponent}, with a dot and a sign"
+    )
+
+
+def _show(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _kind_of(value: Any) -> str:
+    kinds = {bool: "a boolean", int: "a whole number", float: "a number with a fraction"}
+    kinds |= {str: "a text", list: "a list", dict: "a mapping", type(None): "nothing"}
+    return kinds.get(type(value), "this")

@@ -1,0 +1,216 @@
+"""Reading one YAML file of flat NeoX keys, so that nothing in it means other than it looks.
+
+YAML 1.1, which NeoX reads, has `010` for eight, `1:30` for ninety, `off` for false and `6e-4` for a
+text, and lets a later key silently replace an earlier one. Here each of these is an error or, where
+the answer depends on the key's type (`off`, `6e-4`), kept as it is until the type is known.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from .errors import ConfigError
+
+DECIMAL = re.compile(r"[-+]?(0|[1-9][0-9_]*)")
+TAG = "tag:yaml.org,2002:"
+
+
+class YesNo(str):
+    """A plain `yes`, `no`, `on` or `off`: a boolean where one is wanted, an accident elsewhere."""
+
+    __slots__ = ()
+
+    @property
+    def truth(self) -> bool:
+        return self.lower() in ("yes", "on", "y")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A top-level key of one file: `where` is file:line; `lines` has it for dotted nested paths."""
+
+    key: str
+    value: Any
+    where: str
+    lines: dict[str, str] = field(default_factory=dict)
+
+
+def normal(key: str) -> str:
+    """NeoX's spelling of a key: underscores."""
+    return key.replace("-", "_")
+
+
+def read_file(path: Path) -> list[Entry]:
+    """The keys of `path` in order, repeated ones included.
+
+    Raises ConfigError for a file that is missing, empty, not YAML, not a mapping, or that holds
+    anchors, aliases, merge keys, tags or scalars that YAML 1.1 reads otherwise than they look.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from None
+    return read_text(text, str(path))
+
+
+def read_text(text: str, name: str) -> list[Entry]:
+    """As `read_file`, for YAML text; `name` stands for the file in messages."""
+    root = _parse(text, name)
+    if root is None:
+        raise ConfigError(f"{name}: the file sets no key")
+    if not isinstance(root, yaml.MappingNode):
+        raise ConfigError(f"{name}:{_line(root)}: expects `key: value` lines, not {_kind(root)}")
+    problems: list[str] = []
+    entries = []
+    for key_node, value_node in root.value:
+        where = f"{name}:{_line(key_node)}"
+        lines: dict[str, str] = {}
+        key = normal(_key(key_node, where, problems))
+        value = _value(value_node, name, key, lines, problems)
+        entries.append(Entry(key, value, where, lines))
+    if problems:
+        raise ConfigError.of(problems)
+    if not entries:
+        raise ConfigError(f"{name}: the file sets no key")
+    return entries
+
+
+def read_override(text: str) -> Entry:
+    """The entry of one `key=value` from the command line; the value is YAML, the key may be dotted.
+
+    Raises ConfigError for a text without `=` or key, and for a value that `read_file` refuses.
+    """
+    key, equals, value_text = text.partition("=")
+    key = normal(key.strip())
+    if not equals or not key:
+        raise ConfigError(f"--set {text}: expects key=value")
+    problems: list[str] = []
+    root = _parse(value_text, f"--set {key}")
+    value = None if root is None else _value(root, f"--set {key}", key, {}, problems)
+    if problems:
+        raise ConfigError.of(problems)
+    return Entry(key, value, "--set")
+
+
+class _Loader(yaml.SafeLoader):
+    """Composes nodes and refuses what makes one place in the file depend on another."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        event = self.peek_event()
+        if isinstance(event, yaml.AliasEvent):
+            raise _Refused(event, f"alias `*{event.anchor}`")
+        if event.anchor is not None:
+            raise _Refused(event, f"anchor `&{event.anchor}`")
+        if event.tag is not None:
+            raise _Refused(event, f"tag `{event.tag}`")
+        return super().compose_node(parent, index)
+
+
+class _Refused(Exception):
+    def __init__(self, event: Any, what: str) -> None:
+        self.line, self.what = event.start_mark.line + 1, what
+
+
+def _parse(text: str, name: str) -> Any:
+    try:
+        return _Loader(text).get_single_node()
+    except _Refused as error:
+        message = f"{name}:{error.line}: {error.what} is refused: write the value where it is used"
+        raise ConfigError(message) from None
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = f":{mark.line + 1}" if mark else ""
+        raise ConfigError(f"{name}{line}: not valid YAML: {error.problem}") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{name}: not valid YAML: {' '.join(str(error).split())}") from None
+
+
+def _key(node: Any, where: str, problems: list[str]) -> str:
+    if not isinstance(node, yaml.ScalarNode):
+        problems.append(f"{where}: a key must be one word, not {_kind(node)}")
+        return ""
+    if node.tag == TAG + "merge":
+        problems.append(f"{where}: merge key `<<` is refused: write the keys out")
+    return str(node.value)
+
+
+def _value(node: Any, name: str, path: str, lines: dict[str, str], problems: list[str]) -> Any:
+    where = f"{name}:{_line(node)}" if not name.startswith("--set") else name
+    if isinstance(node, yaml.SequenceNode):
+        return [_value(item, name, path, lines, problems) for item in node.value]
+    if isinstance(node, yaml.MappingNode):
+        return _mapping(node, name, path, lines, problems)
+    try:
+        return _scalar(node)
+    except ValueError as error:
+        problems.append(f"{where}: `{path}: {node.value}` {error}")
+        return None
+
+
+def _mapping(
+    node: yaml.MappingNode, name: str, path: str, lines: dict[str, str], problems: list[str]
+) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for key_node, value_node in node.value:
+        where = f"{name}:{_line(key_node)}"
+        key = _key(key_node, where, problems)
+        dotted = f"{path}.{key}"
+        if key in result:
+            problems.append(f"{where}: `{dotted}` is set twice (first at {lines[dotted]})")
+        lines.setdefault(dotted, where)
+        result[key] = _value(value_node, name, dotted, lines, problems)
+    return result
+
+
+def _scalar(node: yaml.ScalarNode) -> Any:
+    """The value of a scalar; ValueError, the end of a sentence, if it is not what it looks."""
+    text = node.value
+    kind = node.tag.removeprefix(TAG)
+    if node.style is not None:  # quoted, or a block of text
+        return text
+    if kind == "null":
+        return None
+    if kind == "bool":
+        return text.lower() == "true" if text.lower() in ("true", "false") else YesNo(text)
+    if kind in ("int", "float") and ":" in text:
+        raise ValueError("is read by YAML 1.1 as a number to the base 60: quote a text")
+    if kind == "int":
+        if not DECIMAL.fullmatch(text):
+            raise ValueError(
+                "is read by YAML 1.1 to the base 8, 16 or 2: write it decimal, or quote a text"
+            )
+        return int(text.replace("_", ""))
+    if kind == "float":
+        return float(text.lower().replace("_", "").replace(".inf", "inf").replace(".nan", "nan"))
+    if kind == "timestamp":
+        raise ValueError("is read by YAML 1.1 as a date: quote a text")
+    return text
+
+
+def _line(node: Any) -> int:
+    return int(node.start_mark.line) + 1
+
+
+def _kind(node: Any) -> str:
+    kinds = {yaml.MappingNode: "a mapping", yaml.SequenceNode: "a list"}
+    return kinds.get(type(node), "a single value")
+
+
+def duplicates(entries: Sequence[Entry]) -> list[str]:
+    """One line for each key that several entries set, whatever its spelling."""
+    first: dict[str, Entry] = {}
+    problems = []
+    for entry in entries:
+        if entry.key in first:
+            before = first[entry.key].where
+            problems.append(f"{entry.where}: `{entry.key}` is set twice (first at {before})")
+        first.setdefault(entry.key, entry)
+    return problems

@@ -1,0 +1,56 @@
+"""What the standalone engine cannot honour is refused here, before anything starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic import BaseModel
+
+from .errors import ConfigError
+from .keys_base import Only
+from .keys_model import attention_types
+from .schema import Config
+
+
+def check_standalone(config: Config) -> None:
+    """Raises ConfigError that lists every key whose value would change what the engine computes."""
+    problems = [*_marked(config, config, ""), *_special(config)]
+    if problems:
+        raise ConfigError.of(problems)
+
+
+def _marked(config: Config, group: BaseModel, prefix: str) -> Iterator[str]:
+    """Lines for the keys marked `Only`, nested groups included."""
+    for key, info in type(group).model_fields.items():
+        value = getattr(group, key)
+        if isinstance(value, BaseModel):
+            yield from _marked(config, value, f"{prefix}{key}.")
+        for mark in info.metadata:
+            if isinstance(mark, Only) and value not in mark.values:
+                yield _line(config, prefix + key, value, mark.why, mark.values)
+
+
+def _special(config: Config) -> Iterator[str]:
+    kinds = attention_types(config.attention_config) - {"global"}
+    if kinds:
+        why = "it has its own attention: leave this key out and choose with `attention_impl`"
+        yield _line(config, "attention_config", sorted(kinds), why)
+    heads = config.num_kv_heads
+    if heads not in (None, config.num_attention_heads):
+        why = "each query head has its own key and value head"
+        yield _line(config, "num_kv_heads", heads, why, (config.num_attention_heads,))
+    if config.zero_stage == 3 and config.model_parallel_size > 1:
+        yield _line(
+            config, "zero_optimization", 3, "ZeRO 3 does not combine with tensor parallelism"
+        )
+
+
+def _line(config: Config, key: str, value: Any, why: str, values: tuple[Any, ...] = ()) -> str:
+    legal = ", ".join("unset" if item is None else _yaml(item) for item in values)
+    choice = f" (it takes {legal})" if legal else ""
+    return f"{config.place(key)}: the standalone engine cannot honour {_yaml(value)}: {why}{choice}"
+
+
+def _yaml(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

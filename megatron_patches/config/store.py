@@ -1,0 +1,111 @@
+"""The resolved configuration on disk, and the hash that names what it trains."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from .compose import compose
+from .errors import ConfigError
+from .keys_base import names
+from .schema import Config
+
+# What may differ between two runs that train the same model: where files lie, how a run is
+# started, watched, saved and evaluated, and how it saves memory. Every other key is hashed. The
+# number of processes is no key: only with `train_batch_size` does the hash know the global batch.
+NOT_HASHED = names(
+    """
+    run_name save load iteration log_dir tensorboard_dir tensorboard s3_path s3_chunk_size
+    fused_kernels_build_path use_shared_fs use_wandb wandb wandb_project wandb_group
+    wandb_run_name wandb_team wandb_host wandb_init_all_ranks use_comet comet_workspace
+    comet_project comet_experiment_name comet_tags comet_others csv_monitor hostfile include
+    exclude num_nodes num_gpus global_num_gpus master_port master_addr launcher deepspeed_slurm
+    deepspeed_mpi no_ssh_check force_multi comment account local_rank distributed_backend
+    num_workers mmap_warmup data_impl checkpoint_scale checkpoint_factor extra_save_iters
+    keep_last_n_checkpoints no_save_optim no_save_rng exit_interval log_interval steps_per_print
+    wall_clock_breakdown comms_logger flops_profiler dump_state eval_interval eval_iters
+    eval_lengths eval_protocol eval_stride eval_last_k eval_batch_size eval_split eval_tasks
+    eval_results_prefix seq_length_val attention_impl valid_data_paths valid_data_weights
+    test_data_paths test_data_weights checkpoint_activations checkpoint_num_layers
+    partition_activations synchronize_each_layer
+    """
+)
+# Where `dataset` names the text, its path on this machine does not count; each result row carries
+# fingerprints of the data and of the tokenizer besides.
+NAMED_BY_DATASET = frozenset({"data_path", "train_data_paths", "vocab_file", "merge_file"})
+
+
+def dump(config: Config) -> str:
+    """YAML text of the explicitly set keys, sorted; composing it gives an equal config."""
+    explicit = config.model_dump(mode="json", exclude_unset=True)
+    return yaml.dump(
+        explicit,
+        Dumper=_Dumper,
+        sort_keys=True,
+        allow_unicode=True,
+        width=100,
+        default_flow_style=None,
+    )
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes what the reader accepts: no anchors, and floats that YAML 1.1 reads as floats."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _write_float(dumper: yaml.SafeDumper, value: float) -> yaml.ScalarNode:
+    text = repr(value)
+    if "e" in text and "." not in text:
+        text = text.replace("e", ".0e")
+    return dumper.represent_scalar("tag:yaml.org,2002:float", text)
+
+
+_Dumper.add_representer(float, _write_float)
+
+
+def config_sha(config: Config) -> str:
+    """First 12 hex digits of the SHA-256 of every key that influences the trained model.
+
+    `NOT_HASHED` and, where `dataset` is set, `NAMED_BY_DATASET` list the keys left out. A default
+    counts like the same value written out.
+    """
+    left_out = NOT_HASHED | NAMED_BY_DATASET if config.dataset else NOT_HASHED
+    values = config.model_dump(mode="json", exclude=set(left_out))
+    text = json.dumps(values, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def load_run_config(folder: str | Path) -> Config:
+    """The configuration of a run folder, a `global_stepN` folder, or NeoX's `configs/` inside one.
+
+    Looks for `config.yml` in the folder and the one above, then for the files that NeoX copies.
+    Raises ConfigError naming the places where nothing was found.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise ConfigError(f"{folder}: no such folder")
+    for candidate in (folder / "config.yml", folder.parent / "config.yml"):
+        if candidate.is_file():
+            return compose([candidate])
+    for candidate in _step_folders(folder):
+        files = sorted((candidate / "configs").glob("*.yml"))
+        if files:
+            return compose(files)
+    raise ConfigError(f"{folder}: holds neither config.yml nor a step folder with configs/*.yml")
+
+
+def _step_folders(folder: Path) -> Iterator[Path]:
+    """The folder itself, the step that `latest` names, the other steps from the newest."""
+    yield folder
+    latest = folder / "latest"
+    if latest.is_file():
+        yield folder / latest.read_text(encoding="utf-8").strip()
+    steps = [path for path in folder.glob("global_step*") if path.name[11:].isdigit()]
+    yield from sorted(steps, key=lambda path: int(path.name[11:]), reverse=True)

@@ -1,0 +1,257 @@
+"""What a position method may do, and the rules that all methods share.
+
+Shapes: H heads owned here, B batch, L length, C hidden size, D head size. A distance is
+query position - key position >= 0, an integer or floating tensor of any shape. Nothing checks that
+it is not negative (that would read the data back from a GPU); that is the caller's duty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from megatron_patches.positions._geometry import Geometry
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class PositionMethod(nn.Module):
+    """One way of telling attention where tokens are. Every hook defaults to doing nothing.
+
+    Floating parameters and buffers stay in fp32 whatever dtype the model is cast to; bf16 holds
+    integers exactly up to 256 only. `to_float64_` is the one way to another dtype.
+
+    Options of every method:
+        precision: "exact", or "as_published": round distances and parameters to `model_dtype` first
+            and compute in it, as the KERPLE authors' runs did. Refused where no reference exists.
+        model_dtype: "float32", "bfloat16", "float16" or the torch dtype; "as_published" needs it.
+    """
+
+    name: ClassVar[str] = ""  # the file's stem
+    tier: ClassVar[Literal["table", "positional", "content"]] = "table"
+    place: ClassVar[Literal["attention", "embedding"]] = "attention"
+    # Attribute of the layer's attention or of the embedding that holds the module in GPT-NeoX.
+    module_name: ClassVar[str] = "position"
+    sharing: ClassVar[Literal["model", "layer"]] = "model"
+    mixes_heads: ClassVar[bool] = False
+    cache: ClassVar[Literal["transformed", "raw"]] = "transformed"
+    precisions: ClassVar[tuple[str, ...]] = ("exact",)
+
+    score_scale: float | None = None  # None: 1/sqrt(head_dim of the model)
+    max_length: int | None = None  # longest readable input; None: no limit
+    bounds: dict[str, tuple[float, float]]  # parameter -> legal interval
+    # Saved tensor -> its dimension that runs over heads; None: replicated under tensor parallel.
+    head_dim_of: dict[str, int | None]
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "name" not in vars(cls):
+            cls.name = cls.__module__.rpartition(".")[2]
+
+    def __init__(
+        self,
+        geometry: Geometry,
+        *,
+        precision: str = "exact",
+        model_dtype: str | torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.geometry = geometry
+        self.heads, self.head_dim = geometry.heads, geometry.head_dim
+        self.first_head, self.owned_heads = geometry.owned
+        self.bounds = {}
+        self.head_dim_of = {}
+        self.precision = precision
+        self.published_dtype = self._published_dtype(precision, model_dtype)
+
+    def _published_dtype(
+        self, precision: str, model_dtype: str | torch.dtype | None
+    ) -> torch.dtype | None:
+        if precision not in self.precisions:
+            raise ValueError(
+                f"{self.name} has no precision={precision!r}; it has: {', '.join(self.precisions)}"
+            )
+        if isinstance(model_dtype, str) and model_dtype in DTYPES:
+            model_dtype = DTYPES[model_dtype]
+        if model_dtype is not None and model_dtype not in DTYPES.values():
+            raise ValueError(f"{self.name}: model_dtype={model_dtype!r} is none of {list(DTYPES)}")
+        if precision == "exact":
+            return None
+        if not isinstance(model_dtype, torch.dtype):
+            raise ValueError(f"{self.name}: precision={precision!r} needs model_dtype as well")
+        return model_dtype
+
+    # ---- the hooks -------------------------------------------------------------------------------
+
+    def bias(self, distance: Tensor, query_position: Tensor | None = None) -> Tensor | None:
+        """Added to the scaled scores: fp32 [H, *distance.shape], or None: nothing to add.
+
+        Tier "table" ignores `query_position`.
+        """
+        return None
+
+    def weight(self, distance: Tensor) -> Tensor | None:
+        """Multiplies the scaled scores before the bias: fp32 [H, *distance.shape], or None."""
+        return None
+
+    def transform(
+        self,
+        q: Tensor,
+        k: Tensor,
+        positions: Tensor,
+        *,
+        hidden: Tensor | None = None,
+        total_length: int | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Queries and keys [B, H, L, D] at `positions` ([L] or [B, L]) before their product."""
+        return q, k
+
+    def decay(self, hidden: Tensor) -> tuple[Tensor, Tensor | None] | None:
+        """Gates from the layer's input [B, L, C]: fp32 c [B, H, L] and a gain; None: no gates.
+
+        Attention adds gain_i * (c_i - c_j); a gain of None counts as 1.
+        """
+        return None
+
+    def embed(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Token embeddings [B, L, C] with their absolute positions ([L] or [B, L]) added."""
+        return x
+
+    def score(
+        self,
+        scores_BHQK: Tensor,
+        distance_QK: Tensor,
+        query_position_Q: Tensor,
+        *,
+        query_BHQD: Tensor,
+        visible_QK: Tensor,
+    ) -> Tensor:
+        """New scores from unmasked, finite, whole key rows. Tier "content" must define it."""
+        raise NotImplementedError(f"{self.name} (tier {self.tier}) does not rewrite scores")
+
+    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
+        """The same as `embed`, so that hooks on module calls see it."""
+        return self.embed(x, positions)
+
+    # ---- services --------------------------------------------------------------------------------
+
+    def can_read(self, length: int) -> None:
+        """Return if an input of `length` tokens is possible.
+
+        Raises:
+            ValueError: length below 1, or beyond `max_length`.
+        """
+        if length < 1:
+            raise ValueError(f"{self.name} cannot read {length} tokens")
+        if self.max_length is not None and length > self.max_length:
+            raise ValueError(
+                f"{self.name} cannot read {length} tokens: its table ends at "
+                f"max_length={self.max_length}"
+            )
+
+    def table(self, length: int) -> Tensor | None:
+        """`bias` of the distances 0 ... length-1: fp32 [H, length], differentiable; or None."""
+        return self.bias(self._distances(length))
+
+    def weight_table(self, length: int) -> Tensor | None:
+        """`weight` of the distances 0 ... length-1: fp32 [H, length], differentiable; or None."""
+        return self.weight(self._distances(length))
+
+    def _distances(self, length: int) -> Tensor:
+        tensors = [*self.parameters(), *self.buffers()]
+        return torch.arange(length, device=tensors[0].device if tensors else None)
+
+    def own(self, key: str, values: Tensor) -> None:
+        """Register a parameter whose name may be that of a hook.
+
+        GPT-NeoX saves T5's and the learned table as `weight`, which is the name of a hook here, and
+        nn.Module's usual ways refuse the name of a method. Read the values with `get_parameter`.
+        """
+        self._parameters[key] = nn.Parameter(values)
+
+    def get_parameter(self, target: str) -> nn.Parameter:
+        """As in nn.Module; also finds what `own` registered."""
+        if target in self._parameters:
+            found = self._parameters[target]  # by index: ZeRO-3 gathers on this access
+            assert found is not None
+            return found
+        return super().get_parameter(target)
+
+    @torch.no_grad()
+    def project_(self) -> None:
+        """Move stored parameters back into `bounds`, in place. Call after each optimiser step."""
+        for key, (low, high) in self.bounds.items():
+            self.get_parameter(key).clamp_(low, high)
+
+    @torch.no_grad()
+    def statistics(self) -> dict[str, float]:
+        """`<parameter>_mean|std|min|max` of the legal values of the per-head parameters.
+
+        The standard deviation is the unbiased one, 0 for a single value.
+        """
+        found: dict[str, float] = {}
+        for key, parameter in self.named_parameters():
+            if self.head_dim_of.get(key) is None or parameter.numel() == 0:
+                continue
+            low, high = self.bounds.get(key, (-float("inf"), float("inf")))
+            values = parameter.double().clamp(low, high).flatten()
+            std = values.std() if values.numel() > 1 else torch.zeros_like(values[0])
+            numbers = torch.stack([values.mean(), std, values.min(), values.max()]).tolist()
+            kinds = ("mean", "std", "min", "max")
+            found |= {f"{key}_{kind}": n for kind, n in zip(kinds, numbers, strict=True)}
+        return found
+
+    def settings(self) -> dict[str, Any]:
+        """What fixes the method's function, as plain data, the same on every rank.
+
+        Keys: name, heads, head_dim, max_length, options. Belongs into a checkpoint's metadata.
+        """
+        return {
+            "name": self.name,
+            "heads": self.heads,
+            "head_dim": self.head_dim,
+            "max_length": self.max_length,
+            "options": self._options(),
+        }
+
+    def _options(self) -> dict[str, Any]:
+        """Resolved options; a method with options of its own adds them."""
+        dtype = self.published_dtype
+        return {
+            "precision": self.precision,
+            "model_dtype": None if dtype is None else str(dtype).removeprefix("torch."),
+        }
+
+    # ---- precision -------------------------------------------------------------------------------
+
+    def working_dtype(self, parameter: Tensor) -> torch.dtype:
+        """The dtype to compute in: the published one, else fp32, else float64 if stored so."""
+        if self.published_dtype is not None:
+            return self.published_dtype
+        return torch.float64 if parameter.dtype == torch.float64 else torch.float32
+
+    @staticmethod
+    def result(values: Tensor) -> Tensor:
+        """A computed bias or weight in the contract's dtype: fp32, or float64 if computed so."""
+        return values if values.dtype == torch.float64 else values.float()
+
+    def to_float64_(self) -> PositionMethod:
+        """Store floating tensors in float64; all maths follows. For gradient checks."""
+        super()._apply(lambda tensor: tensor.double() if tensor.is_floating_point() else tensor)
+        return self
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PositionMethod:
+        # Every cast and move of nn.Module comes through here: follow moves, ignore casts, except
+        # that a tensor which somebody made low precision behind our back may return to fp32.
+        def move_only(tensor: Tensor) -> Tensor:
+            moved = fn(tensor)
+            if not tensor.is_floating_point() or moved.dtype == tensor.dtype:
+                return moved
+            raised = moved.dtype == torch.float32 and tensor.dtype != torch.float64
+            return moved if raised else tensor.to(moved.device)
+
+        super()._apply(move_only, recurse)
+        return self

@@ -1,0 +1,24 @@
+"""KERPLE, logarithmic kernel: -bias_p * log(1 + bias_a * d).
+
+arXiv 2205.09921, section 4, equation of the 2-parameter logarithmic variant.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from megatron_patches.positions._kerple import Kerple, Number
+
+
+class KerpleLog(Kerple):
+    """`bias_p` [H, 1, 1] is the outer scale r1, `bias_a` [H, 1, 1] the inner rate r2."""
+
+    numbers = {"bias_p": Number(draw=2.0, outer=True), "bias_a": Number()}
+    bias_p: nn.Parameter
+    bias_a: nn.Parameter
+
+    def bias(self, distance: Tensor, query_position: Tensor | None = None) -> Tensor:
+        """-bias_p * log(1 + bias_a * d): fp32 [H, *distance.shape], 0 at d = 0, falling."""
+        inner = 1 + self.legal("bias_a", distance) * self.rounded(distance)
+        return self.result(-self.legal("bias_p", distance) * torch.log(inner))

@@ -1,0 +1,72 @@
+"""Rotary embedding: queries and keys are turned by angles proportional to their positions.
+
+Su et al.: RoFormer (arXiv 2104.09864), section 3.2; the first and the second half of the rotated
+dimensions form the pairs, as in GPT-NeoX.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from megatron_patches.positions._base import PositionMethod
+from megatron_patches.positions._geometry import Geometry
+
+
+class Rotary(PositionMethod):
+    """Saves and learns nothing. Angles are fp32 (float64 for float64 queries).
+
+    Options: `rotary_pct`, the rotated share of the head size, in (0, 1]; the number of dimensions
+    is rounded down and must be even. `rotary_emb_base` (> 0).
+    """
+
+    module_name = "rotary_emb"
+
+    def __init__(
+        self,
+        geometry: Geometry,
+        *,
+        rotary_pct: float = 1.0,
+        rotary_emb_base: float = 10000.0,
+        **common: Any,
+    ) -> None:
+        super().__init__(geometry, **common)
+        self.rotated = int(self.head_dim * rotary_pct)
+        if not 0 < rotary_pct <= 1 or self.rotated < 2 or self.rotated % 2:
+            raise ValueError(
+                f"rotary: rotary_pct={rotary_pct} of head_dim={self.head_dim} are {self.rotated} "
+                "dimensions; they must be an even number of at least 2 and at most head_dim"
+            )
+        if rotary_emb_base <= 0:
+            raise ValueError(f"rotary: rotary_emb_base={rotary_emb_base} must be positive")
+        self.pct, self.base = float(rotary_pct), float(rotary_emb_base)
+
+    def transform(
+        self,
+        q: Tensor,
+        k: Tensor,
+        positions: Tensor,
+        *,
+        hidden: Tensor | None = None,
+        total_length: int | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """q and k [B, H, L, D] turned by `positions` ([L] or [B, L]); shape and dtype are kept."""
+        dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+        steps = torch.arange(0, self.rotated, 2, device=q.device, dtype=dtype) / self.rotated
+        # [L, R/2] or [B, 1, L, R/2]: broadcasts over heads either way.
+        angle = positions.to(device=q.device, dtype=dtype)[..., None] / self.base**steps
+        angle = angle if positions.dim() == 1 else angle[:, None]
+        cos, sin = angle.cos(), angle.sin()
+        return self._turn(q, cos, sin), self._turn(k, cos, sin)
+
+    def _turn(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        half = self.rotated // 2
+        first, second, rest = x.split([half, half, self.head_dim - self.rotated], dim=-1)
+        first, second = first.to(cos.dtype), second.to(cos.dtype)
+        turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+        return torch.cat((turned.to(x.dtype), rest), dim=-1)
+
+    def _options(self) -> dict[str, Any]:
+        return {"rotary_pct": self.pct, "rotary_emb_base": self.base, **super()._options()}

@@ -1,0 +1,145 @@
+"""From a configuration to a model: vocabulary, shape, options of the position method."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from data_prep.errors import DataError
+from data_prep.indexed import IndexedDataset
+from megatron_patches import positions
+from megatron_patches.config import Config, ConfigError
+from megatron_patches.standalone.model import ModelShape
+
+GPT2_ENTRIES = 50257
+
+
+def tokenizer_size(config: Config) -> int:
+    """Entries of the configured tokenizer, before padding.
+
+    The sidecar of prepared data knows it; without data the tokenizer file does; GPT-2's is a constant.
+
+    Raises ConfigError when the data were made with another tokenizer than the one configured, or
+    when nothing tells the size.
+    """
+    configured = _configured_tokenizer(config)
+    prepared = _prepared_tokenizer(config)
+    if prepared is None and configured is None:
+        raise ConfigError(
+            "the vocabulary is unknown: prepare the data first (python -m data_prep --help), give "
+            "`vocab_file`, or set `padded_vocab_size`"
+        )
+    if prepared is None:
+        assert configured is not None
+        return configured[1]
+    prefix, fingerprint, size = prepared
+    if configured is not None and (configured[0], configured[1]) != (fingerprint, size):
+        raise ConfigError(
+            f"{prefix} was prepared with a tokenizer of {size} entries (fingerprint {fingerprint}), "
+            f"{config.place('vocab_file')} {config.vocab_file} has {configured[1]} "
+            f"(fingerprint {configured[0]}): prepare the data again or correct the path"
+        )
+    return size
+
+
+def _configured_tokenizer(config: Config) -> tuple[str, int] | None:
+    from data_prep.tokenizing import load_tokenizer
+
+    if config.vocab_file and Path(config.vocab_file).is_file():
+        if config.tokenizer_type == "GPT2BPETokenizer":
+            tokenizer = load_tokenizer(str(Path(config.vocab_file).parent))
+        else:
+            tokenizer = load_tokenizer(config.vocab_file)
+        return tokenizer.fingerprint, tokenizer.vocab_size
+    return None
+
+
+def _prepared_tokenizer(config: Config) -> tuple[str, str, int] | None:
+    """`(prefix, fingerprint, entries)` on which the sidecars of the training data agree."""
+    found: tuple[str, str, int] | None = None
+    for prefix in config.train_data_paths or ([config.data_path] if config.data_path else []):
+        if not Path(f"{prefix}.idx").exists():
+            continue
+        sidecar = IndexedDataset(prefix).sidecar
+        if sidecar is None or "tokenizer" not in sidecar:
+            continue
+        tokenizer = sidecar["tokenizer"]
+        this = (prefix, str(tokenizer["fingerprint"]), int(tokenizer["vocab_size"]))
+        if found is not None and this[1:] != found[1:]:
+            raise DataError(f"{prefix} and {found[0]} were prepared with different tokenizers")
+        found = this
+    return found
+
+
+def vocabulary(config: Config) -> int:
+    """Rows of the embedding: NeoX pads the tokenizer's entries to a round number."""
+    if config.padded_vocab_size is not None:
+        return config.padded_vocab_size
+    try:
+        entries = tokenizer_size(config)
+    except ConfigError:
+        if config.tokenizer_type != "GPT2BPETokenizer" or _prepared_tokenizer(config):
+            raise
+        entries = GPT2_ENTRIES
+    multiple = config.make_vocab_size_divisible_by * config.model_parallel_size
+    return (entries + multiple - 1) // multiple * multiple
+
+
+def position_options(config: Config) -> dict[str, Any]:
+    """The configuration's settings that this run's position method knows.
+
+    NeoX's own keys (`rotary_pct`, ...) may stand in a base file beside any method; the suite's
+    `position_*` keys must mean something.
+
+    Raises ConfigError for a `position_*` key that the method does not have.
+    """
+    known = positions.options(config.pos_emb)
+    neox = {
+        "rotary_pct": config.rotary_pct,
+        "rotary_emb_base": config.rotary_emb_base,
+        "rpe_num_buckets": config.rpe_num_buckets,
+        "rpe_max_distance": config.rpe_max_distance,
+    }
+    chosen = {key: value for key, value in neox.items() if key in known}
+    explicit = config.model_fields_set
+    for key, option in (("position_init", "init"), ("position_precision", "precision")):
+        if option in known:
+            chosen[option] = getattr(config, key)
+        elif key in explicit:
+            raise ConfigError(f"{config.place(key)}: {config.pos_emb} has no such choice")
+    if chosen.get("precision", "exact") != "exact":
+        chosen["model_dtype"] = config.torch_dtype_name
+    for option, value in config.position_options.items():
+        if option not in known:
+            raise ConfigError(
+                f"{config.place('position_options')}: {config.pos_emb} has no option {option!r}; "
+                f"it has {', '.join(sorted(known)) or 'none'}"
+            )
+        chosen[option] = value
+    return chosen
+
+
+def shape_of(config: Config, padded_vocabulary: int | None = None) -> ModelShape:
+    """The `ModelShape` of a configuration; `padded_vocabulary` overrides what the data say."""
+    return ModelShape(
+        layers=config.num_layers,
+        hidden_size=config.hidden_size,
+        heads=config.num_attention_heads,
+        vocabulary=vocabulary(config) if padded_vocabulary is None else padded_vocabulary,
+        pos_emb=config.pos_emb,
+        max_length=config.max_position_embeddings,
+        intermediate_size=config.intermediate_size,
+        layernorm_epsilon=config.layernorm_epsilon,
+        parallel_residual=config.gpt_j_residual,
+        tied_output=not config.no_weight_tying,
+        init_method=config.init_method,
+        output_layer_init_method=config.output_layer_init_method,
+        init_method_std=config.init_method_std,
+        seed=config.seed,
+        position_sharing=config.position_sharing,
+        position_options=position_options(config),
+        attention=config.attention_impl,
+        # NeoX hands the key to flash-attention as "keys to the left": the query's own comes on top.
+        window=None if config.sliding_window_width is None else config.sliding_window_width + 1,
+        checkpoint_activations=config.checkpoint_activations,
+    )

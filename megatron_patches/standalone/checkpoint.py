@@ -1,0 +1,171 @@
+"""Checkpoints: written aside and renamed, read as untrusted input, resumed exactly."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from megatron_patches.config import (
+    Config,
+    ConfigError,
+    check_standalone,
+    compose,
+    config_sha,
+    load_run_config,
+)
+from megatron_patches.standalone.build import shape_of
+from megatron_patches.standalone.model import GPT
+from megatron_patches.standalone.weights import (
+    CheckpointError,
+    fill,
+    merge_shards,
+    read_shards,
+    safe_load,
+    step_folder,
+    step_number,
+)
+
+__all__ = [
+    "CheckpointError",
+    "load_model",
+    "load_weights",
+    "read_config",
+    "resume",
+    "save",
+    "step_folder",
+    "step_number",
+]
+
+
+def read_config(path: str | Path, config: Config | Mapping[str, Any] | str | Path | None) -> Config:
+    """The configuration of a checkpoint: given, or found in its folder.
+
+    Raises ConfigError or CheckpointError when there is none.
+    """
+    if isinstance(config, Config):
+        return config
+    if isinstance(config, Mapping):
+        return Config.model_validate(dict(config))
+    if config is not None:
+        return compose([config])
+    if not Path(path).is_dir():
+        raise CheckpointError(f"{path}: no such checkpoint folder")
+    return load_run_config(path)
+
+
+def load_weights(model: GPT, path: str | Path) -> Path:
+    """Fill `model` from a checkpoint folder of either engine; returns the step folder used.
+
+    Raises CheckpointError: nothing there, damaged, partial, or of another model.
+    """
+    folder = step_folder(path)
+    fill(model, merge_shards(read_shards(folder), model), str(folder))
+    return folder
+
+
+def load_model(
+    path: str | Path,
+    *,
+    config: Config | Mapping[str, Any] | str | Path | None = None,
+    device: str | torch.device = "cpu",
+    dtype: torch.dtype | None = None,
+    attention: str = "auto",
+) -> GPT:
+    """A trained `GPT` in evaluation mode, from a run of the standalone engine or of GPT-NeoX.
+
+    Args:
+        path: run folder (its `latest` step is taken) or one step folder; single-file or layer files,
+            tensor-parallel shards merged, names of older NeoX versions translated.
+        config: mapping of configuration keys or path of a YAML file, where the folder holds none.
+        device: where to put the model.
+        dtype: of weights and activations; None keeps the stored one. Position parameters and
+            tables stay float32.
+        attention: implementation for `attend`.
+
+    Raises:
+        CheckpointError: missing, surplus or wrongly shaped tensors (listed), damaged files, a
+            folder without weights. Weights are never partly loaded or left random.
+        ConfigError: no configuration, or one that the model cannot follow.
+    """
+    settings = read_config(path, config)
+    # How the training was spread over processes does not matter once the shards are merged.
+    spread = {"model_parallel_size": 1, "pipe_parallel_size": 0, "attention_impl": attention}
+    settings = settings.model_copy(update=spread)
+    check_standalone(settings)
+    shards = read_shards(step_folder(path))
+    embedding = "sequential.0.word_embeddings.weight"
+    if not all(embedding in state for state in shards):
+        raise CheckpointError(f"{path}: no {embedding} among its tensors")
+    rows = sum(state[embedding].shape[0] for state in shards)
+    if settings.padded_vocab_size not in (None, rows):
+        raise CheckpointError(
+            f"{path}: its embedding has {rows} rows, the configuration says "
+            f"padded_vocab_size {settings.padded_vocab_size}"
+        )
+    model = GPT(shape_of(settings, rows))
+    fill(model, merge_shards(shards, model), str(path))
+    stored = shards[0][embedding].dtype
+    return model.to(device=device, dtype=dtype or stored).eval()
+
+
+def save(engine: Any, folder: Path, step: int, client: dict[str, Any], keep: int | None) -> Path:
+    """Write `global_step<step>` with weights, optimizer and `client` state, then point `latest` at it.
+
+    All ranks call it. The files are written under another name first: an interrupted save leaves the
+    previous checkpoint and `latest` as they were. `keep` is the number of steps left on disk.
+    """
+    tag = f"global_step{step}"
+    aside = f"writing-{tag}"
+    rank = torch.distributed.get_rank()
+    if rank == 0:
+        folder.mkdir(parents=True, exist_ok=True)
+        for left in folder.glob("writing-*"):  # of a run that was killed while saving
+            shutil.rmtree(left)
+    torch.distributed.barrier()
+    engine.save_checkpoint(str(folder), tag=aside, client_state=client, save_latest=False)
+    if engine.zero_optimization_partition_weights():
+        # ZeRO 3 leaves only slices on each rank; whole weights make the run readable without it.
+        whole = engine._zero3_consolidated_16bit_state_dict()
+        if rank == 0:
+            torch.save({"module": whole}, folder / aside / "mp_rank_00_model_states.pt")
+    torch.distributed.barrier()
+    if rank == 0:
+        target = folder / tag
+        if target.exists():
+            shutil.rmtree(target)
+        (folder / aside).rename(target)
+        temporary = folder / ".latest"
+        temporary.write_text(tag, encoding="utf-8")
+        os.replace(temporary, folder / "latest")
+        steps = sorted(folder.glob("global_step*"), key=step_number)
+        for old in steps[: -keep] if keep else []:
+            if old != target:
+                shutil.rmtree(old)
+    torch.distributed.barrier()
+    return folder / tag
+
+
+def resume(engine: Any, path: Path, config: Config) -> dict[str, Any]:
+    """Weights, optimizer and client state of the run in `path`; returns the client state.
+
+    Raises CheckpointError when the files are damaged, hold code, or are another run's.
+    """
+    folder = step_folder(path)
+    for file in sorted(folder.glob("*_states.pt")):
+        # DeepSpeed unpickles without restriction, so every file is first read by the safe loader.
+        safe_load(file)
+    loaded, client = engine.load_checkpoint(str(folder.parent), tag=folder.name)
+    if loaded is None or client is None:
+        raise CheckpointError(f"{folder}: DeepSpeed found nothing to resume there")
+    stored = client.get("config_sha")
+    if stored != config_sha(config):
+        raise ConfigError(
+            f"{path} holds a run of another configuration ({stored}, this one is "
+            f"{config_sha(config)}): choose another `save` or `run_name`, or remove the folder"
+        )
+    return dict(client)

@@ -1,0 +1,210 @@
+"""Command lines of the workers that deepy.py starts, and one place that turns errors into messages."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from data_prep.errors import DataError
+from megatron_patches.config import Config, ConfigError, compose
+
+USAGE, FAILED = 2, 1
+
+
+def guarded(main: Callable[[], int], debug: bool) -> int:
+    """Run `main`; known errors become one message on stderr and an exit code, others a traceback.
+
+    2 stands for a command or configuration that cannot be right, 1 for a run that failed.
+    """
+    try:
+        return main()
+    except ConfigError as error:
+        return _say(error, USAGE, debug)
+    except (DataError, ValueError, RuntimeError, OSError) as error:
+        return _say(error, FAILED, debug)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+
+
+def _say(error: Exception, code: int, debug: bool) -> int:
+    if debug:
+        traceback.print_exc()
+    if os.environ.get("RANK", "0") == "0" or code == FAILED:
+        print(f"error: {error}", file=sys.stderr)
+    return code
+
+
+def parser(description: str, example: str) -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
+        description=description,
+        epilog=f"example:\n  {example}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    made.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    # Launchers of the DeepSpeed family pass it to every worker; the environment says the same.
+    made.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)
+    return made
+
+
+def add_config_arguments(made: argparse.ArgumentParser, nargs: str = "+") -> None:
+    made.add_argument("config", nargs=nargs, metavar="CONFIG.yml", help="YAML files, joined")
+    made.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="replace one key; may be repeated",
+    )
+
+
+def train_main(arguments: Sequence[str] | None = None) -> int:
+    made = parser(
+        "Train one process of a run (deepy.py, torchrun or srun start several).",
+        "python train.py configs/base/tiny.yml configs/method/alibi.yml configs/dataset/local_code.yml",
+    )
+    add_config_arguments(made)
+    options = made.parse_args(arguments)
+
+    def run() -> int:
+        from megatron_patches.standalone import runtime
+        from megatron_patches.standalone.train import train
+
+        try:
+            train(compose(options.config, options.set))
+        finally:
+            runtime.finish()
+        return 0
+
+    return guarded(run, options.debug)
+
+
+def eval_main(arguments: Sequence[str] | None = None) -> int:
+    made = parser(
+        "Score a trained model at many lengths; one JSON row a length.",
+        "python eval.py --checkpoint checkpoints/kerple_log-local_code-1234 --lengths 512 1024 "
+        "--output rows.jsonl",
+    )
+    add_config_arguments(made, "*")
+    made.add_argument("--checkpoint", type=Path, help="run folder or global_stepN folder")
+    made.add_argument("--lengths", type=int, nargs="+", help="tokens; default: `eval_lengths`")
+    made.add_argument("--protocol", help="nonoverlap, last, sliding or position")
+    made.add_argument("--split", choices=["valid", "test"])
+    made.add_argument("--stride", type=int, help="tokens, for sliding (and last)")
+    made.add_argument("--last-k", type=int, help="tokens scored at the end of a window, for last")
+    made.add_argument("--batch-size", type=int, help="windows at a time; default: 4096 tokens")
+    made.add_argument("--max-tokens", type=int, help="use this much of the split; default: all")
+    made.add_argument("--attention", help="implementation of attention; default: auto")
+    made.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, ...")
+    made.add_argument("--output", type=Path, help="append the rows to this .jsonl file")
+    options = made.parse_args(arguments)
+    if not options.config and options.checkpoint is None:
+        made.error("name a --checkpoint, or the configuration of a run")
+    return guarded(lambda: _evaluate(options), options.debug)
+
+
+def _evaluate(options: argparse.Namespace) -> int:
+    from megatron_patches.standalone.evaluate import Evaluation, Request
+
+    config = compose(options.config, options.set) if options.config else None
+    if config is None and options.set:
+        raise ConfigError("--set needs the configuration files that it changes")
+    path = options.checkpoint or _checkpoint_of(config)
+    request = Request(**_request(options, config), max_tokens=options.max_tokens)
+    evaluation = Evaluation(
+        path,
+        request,
+        config=config,
+        attention=options.attention or (config.attention_impl if config else "auto"),
+        device=options.device,
+    )
+    output = options.output
+    if output is None and options.checkpoint is None:
+        output = Path(path) / "evaluation.jsonl"
+    rows = evaluation.run(output, lambda text: print(text, flush=True))
+    if output is not None:
+        print(f"{len(rows)} rows appended to {output}")
+    return 0 if all(row.status == "ok" for row in rows) else FAILED
+
+
+def _checkpoint_of(config: Config | None) -> Path:
+    assert config is not None
+    return Path(config.load) if config.load else config.save_dir
+
+
+def _request(options: argparse.Namespace, config: Config | None) -> dict[str, Any]:
+    """Command line first, then the configuration, then the stored run's `eval_*` keys."""
+    from megatron_patches.standalone.checkpoint import read_config
+
+    stored = config or read_config(options.checkpoint, None)
+    protocol = options.protocol or stored.eval_protocol
+    asked = {
+        "lengths": tuple(options.lengths or stored.eval_lengths),
+        "protocol": protocol,
+        "split": options.split or stored.eval_split,
+        "stride": options.stride,
+        "last_k": options.last_k,
+        "batch_size": options.batch_size,
+    }
+    if options.protocol in (None, stored.eval_protocol):
+        asked["stride"] = options.stride or stored.eval_stride
+        asked["last_k"] = options.last_k or stored.eval_last_k
+    if asked["batch_size"] is None and "eval_batch_size" in stored.model_fields_set:
+        asked["batch_size"] = stored.eval_batch_size
+    return asked
+
+
+def generate_main(arguments: Sequence[str] | None = None) -> int:
+    made = parser(
+        "Continue a text with a trained model.",
+        "python generate.py --checkpoint checkpoints/kerple_log-local_code-1234 "
+        "--prompt 'def main(' --tokens 64",
+    )
+    add_config_arguments(made, "*")
+    made.add_argument("--checkpoint", type=Path, help="run folder or global_stepN folder")
+    made.add_argument("--prompt", help="text to continue; default: standard input")
+    made.add_argument("--tokens", type=int, default=64, help="how many to add at most")
+    made.add_argument("--temperature", type=float, default=0.0, help="0: always the likeliest")
+    made.add_argument("--top-k", type=int)
+    made.add_argument("--seed", type=int, default=0)
+    made.add_argument("--device", default="cpu")
+    options = made.parse_args(arguments)
+    if not options.config and options.checkpoint is None:
+        made.error("name a --checkpoint, or the configuration of a run")
+    return guarded(lambda: _generate(options), options.debug)
+
+
+def _generate(options: argparse.Namespace) -> int:
+    import torch
+
+    from data_prep.tokenizing import load_tokenizer
+    from megatron_patches.standalone.checkpoint import load_model, read_config
+    from megatron_patches.standalone.generate import generate
+
+    config = compose(options.config, options.set) if options.config else None
+    path = options.checkpoint or _checkpoint_of(config)
+    config = read_config(path, config)
+    if config.vocab_file is None:
+        raise ConfigError("`vocab_file` names no tokenizer, which generation needs")
+    gpt2 = config.tokenizer_type == "GPT2BPETokenizer"
+    tokenizer = load_tokenizer(str(Path(config.vocab_file).parent) if gpt2 else config.vocab_file)
+    model = load_model(path, config=config, device=options.device)
+    prompt = sys.stdin.read() if options.prompt is None else options.prompt
+    ids = torch.tensor([tokenizer.encode(prompt)], dtype=torch.int64)
+    text = generate(
+        model,
+        ids,
+        options.tokens,
+        temperature=options.temperature,
+        top_k=options.top_k,
+        seed=options.seed,
+        stop=tokenizer.eod,
+        vocabulary=tokenizer.vocab_size,
+    )
+    print(tokenizer.decode(text[0].tolist()))
+    return 0

@@ -1,0 +1,327 @@
+"""GPT with GPT-NeoX's parameter names, layer numbers and row order, so that weights move both ways.
+
+`state_dict` keys are those of NeoX's sequential layout for n layers: `sequential.0` embedding,
+`sequential.2` to `sequential.{n+1}` the layers, `sequential.{n+3}` the last norm, `sequential.{n+4}`
+the output. 1 and n+2 are functions without weights in NeoX, so these numbers are missing here.
+
+Shape suffixes: B batch, L length, C hidden width, H heads, D head dimension, V padded vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from megatron_patches.attention import attend, choose
+from megatron_patches.positions import PositionMethod, build
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """Everything that decides the parameters and the function of a `GPT`."""
+
+    layers: int
+    hidden_size: int
+    heads: int
+    vocabulary: int  # padded: rows of the embedding and of the output
+    pos_emb: str
+    max_length: int  # rows of a learned position table (NeoX's max_position_embeddings)
+    intermediate_size: int | None = None  # None = 4 x hidden_size
+    layernorm_epsilon: float = 1e-5
+    parallel_residual: bool = False  # NeoX's gpt_j_residual
+    tied_output: bool = False
+    init_method: str = "normal"
+    output_layer_init_method: str = "scaled_normal"
+    init_method_std: float = 0.02
+    seed: int = 1234
+    position_sharing: str | None = None  # "model", "layer" or None = what the method prescribes
+    position_options: dict[str, Any] = field(default_factory=dict)
+    attention: str = "auto"
+    window: int | None = None  # visible keys per query, itself included
+    checkpoint_activations: bool = False
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden_size // self.heads
+
+
+@dataclass
+class Cache:
+    """Keys and values of the tokens read so far, one pair `[B, H, length, D]` a layer."""
+
+    keys: list[Tensor | None]
+    values: list[Tensor | None]
+    length: int = 0
+
+    @classmethod
+    def empty(cls, layers: int) -> Cache:
+        return cls([None] * layers, [None] * layers)
+
+
+class Embedding(nn.Module):
+    def __init__(self, shape: ModelShape, position: PositionMethod | None) -> None:
+        super().__init__()
+        self.word_embeddings = nn.Embedding(shape.vocabulary, shape.hidden_size)
+        self._position_name = position.module_name if position is not None else None
+        if position is not None:
+            self.add_module(position.module_name, position)
+
+    def forward(self, tokens_BL: Tensor, positions_L: Tensor) -> Tensor:
+        x_BLC = self.word_embeddings(tokens_BL)
+        if self._position_name is not None:
+            x_BLC = getattr(self, self._position_name)(x_BLC, positions_L)
+        return x_BLC
+
+
+class Attention(nn.Module):
+    def __init__(self, shape: ModelShape, index: int, method: PositionMethod) -> None:
+        super().__init__()
+        self.shape, self.index = shape, index
+        self.query_key_value = nn.Linear(shape.hidden_size, 3 * shape.hidden_size)
+        self.dense = nn.Linear(shape.hidden_size, shape.hidden_size)
+        # An embedding method adds nothing to the scores and must not appear here in the state dict.
+        if method.place == "attention":
+            self.add_module(method.module_name, method)
+        self._method = (method,)  # a tuple hides it from nn.Module's registration
+
+    def forward(
+        self, x_BLC: Tensor, cache: Cache | None, padding_BK: Tensor | None
+    ) -> Tensor:
+        batch, length, width = x_BLC.shape
+        shape, (method,) = self.shape, self._method
+        # NeoX orders the rows by head: query, key and value rows of head 0, then of head 1, ...
+        qkv = self.query_key_value(x_BLC).view(batch, length, shape.heads, 3, shape.head_dim)
+        q, k, v = qkv.permute(3, 0, 2, 1, 4).unbind(0)
+        if cache is not None:
+            q, k, v = self._extend(cache, method, q, k, v)
+        o_BHLD = attend(
+            q,
+            k,
+            v,
+            method,
+            impl=shape.attention,
+            window=shape.window,
+            key_padding_mask=padding_BK,
+            transformed=cache is not None and method.cache == "transformed",
+        )
+        return self.dense(o_BHLD.transpose(1, 2).reshape(batch, length, width))
+
+    def _extend(
+        self, cache: Cache, method: PositionMethod, q: Tensor, k: Tensor, v: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Append the new keys and values; the queries are then the last of all positions."""
+        if method.cache == "transformed":
+            total = cache.length + q.shape[2]
+            positions_L = torch.arange(cache.length, total, device=q.device)
+            q, k = method.transform(q, k, positions_L, total_length=total)
+        old_k, old_v = cache.keys[self.index], cache.values[self.index]
+        if old_k is not None and old_v is not None:
+            k, v = torch.cat([old_k, k], dim=2), torch.cat([old_v, v], dim=2)
+        cache.keys[self.index], cache.values[self.index] = k, v
+        return q, k, v
+
+
+class MLP(nn.Module):
+    def __init__(self, shape: ModelShape) -> None:
+        super().__init__()
+        inner = shape.intermediate_size or 4 * shape.hidden_size
+        self.linear1 = nn.Linear(shape.hidden_size, inner)
+        self.linear2 = nn.Linear(inner, shape.hidden_size)
+
+    def forward(self, x_BLC: Tensor) -> Tensor:
+        return self.linear2(F.gelu(self.linear1(x_BLC)))
+
+
+class Layer(nn.Module):
+    def __init__(self, shape: ModelShape, index: int, method: PositionMethod) -> None:
+        super().__init__()
+        self.parallel = shape.parallel_residual
+        self.input_layernorm = nn.LayerNorm(shape.hidden_size, eps=shape.layernorm_epsilon)
+        self.attention = Attention(shape, index, method)
+        self.post_attention_layernorm = nn.LayerNorm(
+            shape.hidden_size, eps=shape.layernorm_epsilon
+        )
+        self.mlp = MLP(shape)
+
+    def forward(
+        self, x_BLC: Tensor, cache: Cache | None, padding_BK: Tensor | None
+    ) -> Tensor:
+        attention = self.attention(self.input_layernorm(x_BLC), cache, padding_BK)
+        if self.parallel:
+            return x_BLC + attention + self.mlp(self.post_attention_layernorm(x_BLC))
+        x_BLC = x_BLC + attention
+        return x_BLC + self.mlp(self.post_attention_layernorm(x_BLC))
+
+
+class LastNorm(nn.Module):
+    def __init__(self, shape: ModelShape) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(shape.hidden_size, eps=shape.layernorm_epsilon)
+
+    def forward(self, x_BLC: Tensor) -> Tensor:
+        return self.norm(x_BLC)
+
+
+class Output(nn.Module):
+    def __init__(self, shape: ModelShape) -> None:
+        super().__init__()
+        self.final_linear = nn.Linear(shape.hidden_size, shape.vocabulary, bias=False)
+
+    def forward(self, x_BLC: Tensor) -> Tensor:
+        return self.final_linear(x_BLC)
+
+
+class GPT(nn.Module):
+    """Decoder-only transformer: `model(tokens_BL)` gives logits, with `labels_BL` the mean loss."""
+
+    def __init__(self, shape: ModelShape) -> None:
+        """Raises ValueError when the heads do not divide the width or the method refuses its options."""
+        super().__init__()
+        if shape.hidden_size % shape.heads:
+            raise ValueError(
+                f"hidden_size {shape.hidden_size} is not divisible by "
+                f"num_attention_heads {shape.heads}"
+            )
+        self.shape = shape
+        self.methods = _position_methods(shape)
+        first = self.methods[0]
+        n = shape.layers
+        self.sequential = nn.ModuleDict()
+        self.sequential["0"] = Embedding(shape, first if first.place == "embedding" else None)
+        for index in range(n):
+            self.sequential[str(index + 2)] = Layer(shape, index, self.methods[index])
+        self.sequential[str(n + 3)] = LastNorm(shape)
+        if not shape.tied_output:
+            self.sequential[str(n + 4)] = Output(shape)
+        self._layers = range(2, n + 2)
+        _initialise(self, shape)
+
+    @property
+    def position_method(self) -> PositionMethod:
+        """The method of the first layer; of all layers unless `position_sharing` is `layer`."""
+        return self.methods[0]
+
+    def hidden(
+        self, tokens_BL: Tensor, cache: Cache | None = None, padding_BK: Tensor | None = None
+    ) -> Tensor:
+        """States after the last norm, `[B, L, C]`; `logits` turns (parts of) them into logits.
+
+        Args:
+            tokens_BL: int64 token ids.
+            cache: tokens are appended to it; None reads `tokens_BL` as a whole sequence.
+            padding_BK: bool, True at padding, over cached and new tokens together.
+        """
+        start = 0 if cache is None else cache.length
+        positions_L = torch.arange(start, start + tokens_BL.shape[1], device=tokens_BL.device)
+        x_BLC = self.sequential["0"](tokens_BL, positions_L)
+        recompute = self.shape.checkpoint_activations and self.training and cache is None
+        for number in self._layers:
+            layer = self.sequential[str(number)]
+            if recompute:
+                x_BLC = checkpoint(layer, x_BLC, cache, padding_BK, use_reentrant=False)
+            else:
+                x_BLC = layer(x_BLC, cache, padding_BK)
+        if cache is not None:
+            cache.length += tokens_BL.shape[1]
+        return self.sequential[str(self.shape.layers + 3)](x_BLC)
+
+    def logits(self, hidden_BLC: Tensor) -> Tensor:
+        if self.shape.tied_output:
+            return F.linear(hidden_BLC, self.sequential["0"].word_embeddings.weight)
+        return self.sequential[str(self.shape.layers + 4)](hidden_BLC)
+
+    def forward(self, tokens_BL: Tensor, labels_BL: Tensor | None = None) -> Tensor:
+        logits_BLV = self.logits(self.hidden(tokens_BL))
+        if labels_BL is None:
+            return logits_BLV
+        # float32: a loss from bfloat16 logits falls on a coarse grid
+        return F.cross_entropy(logits_BLV.float().flatten(0, 1), labels_BL.flatten())
+
+    @torch.no_grad()
+    def token_losses(
+        self, tokens_BL: Tensor, labels_BL: Tensor, *, first: int = 0, block: int = 1024
+    ) -> Tensor:
+        """float32 `[B, L - first]` losses in nats of the positions from `first` on.
+
+        Logits exist for `block` positions at a time, so a long window needs no room for all of them.
+        """
+        hidden_BLC = self.hidden(tokens_BL)
+        losses = []
+        for start in range(first, tokens_BL.shape[1], block):
+            part = slice(start, start + block)
+            logits = self.logits(hidden_BLC[:, part]).float()
+            losses.append(
+                F.cross_entropy(logits.transpose(1, 2), labels_BL[:, part], reduction="none")
+            )
+        return torch.cat(losses, dim=1)
+
+    def position_parameters(self) -> list[nn.Parameter]:
+        """Learned parameters of the attention's position method, each once."""
+        found = {
+            id(p): p for m in self.methods if m.place == "attention" for p in m.parameters()
+        }
+        return list(found.values())
+
+    def parameter_count(self) -> int:
+        return sum(p.numel() for p in self.parameters())
+
+    def attention_name(self) -> str:
+        """The attention implementation that runs: the named one, or what `auto` stands for here."""
+        name = self.shape.attention
+        return choose(self.position_method, next(self.parameters()).device) if name == "auto" else name
+
+
+def _position_methods(shape: ModelShape) -> list[PositionMethod]:
+    def make(seed: int) -> PositionMethod:
+        return build(
+            shape.pos_emb,
+            heads=shape.heads,
+            head_dim=shape.head_dim,
+            hidden_size=shape.hidden_size,
+            max_length=shape.max_length,
+            seed=seed,
+            **shape.position_options,
+        )
+
+    method = make(shape.seed)
+    sharing = shape.position_sharing or method.sharing
+    if sharing == "model" or method.place == "embedding":
+        return [method] * shape.layers
+    return [method, *(make(shape.seed + 7919 * index) for index in range(1, shape.layers))]
+
+
+# Standard deviations as GPT-NeoX names them; `small_init` is Nguyen and Salazar (arXiv 1910.05895),
+# `wang_init` is 2 / (layers * sqrt(width)).
+_DEVIATIONS: dict[str, Callable[[ModelShape], float]] = {
+    "normal": lambda s: s.init_method_std,
+    "scaled_normal": lambda s: s.init_method_std / math.sqrt(2.0 * s.layers),
+    "small_init": lambda s: math.sqrt(2.0 / (5.0 * s.hidden_size)),
+    "wang_init": lambda s: 2.0 / (s.layers * math.sqrt(s.hidden_size)),
+}
+
+
+def _initialise(model: GPT, shape: ModelShape) -> None:
+    """Weights from a generator of their own, in layer order: the seed alone decides them."""
+    for name in (shape.init_method, shape.output_layer_init_method):
+        if name not in _DEVIATIONS:
+            raise ValueError(
+                f"init method {name!r} is not known here; known: {', '.join(_DEVIATIONS)}"
+            )
+    inner = _DEVIATIONS[shape.init_method](shape)
+    outer = _DEVIATIONS[shape.output_layer_init_method](shape)
+    generator = torch.Generator().manual_seed(shape.seed)
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear):
+            deviation = outer if name.endswith(("attention.dense", "mlp.linear2")) else inner
+            module.weight.data.normal_(0.0, deviation, generator=generator)
+            if module.bias is not None:
+                module.bias.data.zero_()
+        elif isinstance(module, nn.Embedding):
+            module.weight.data.normal_(0.0, inner, generator=generator)

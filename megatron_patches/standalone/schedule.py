@@ -1,0 +1,33 @@
+"""GPT-NeoX's learning-rate schedule, and its rule for the first steps of a warm-up."""
+
+from __future__ import annotations
+
+import math
+
+from megatron_patches.config import Config
+
+
+def learning_rate(config: Config, step: int) -> float:
+    """The rate used by update number `step` (0-based).
+
+    Warm-up rises linearly over `warmup * lr_decay_iters` updates; as in NeoX its first update already
+    uses the rate of the second. Afterwards `lr_decay_style` leads down to `min_lr`.
+    """
+    peak = config.optimizer.params.lr
+    end = config.lr_decay_iters
+    # NeoX counts updates done, so its update 0 runs at n = 0; a fraction of an iteration is kept.
+    warm = config.warmup * end
+    if warm > 0 and step <= warm:
+        # NeoX lets a warm-up of less than one update start above the peak; that is not wanted.
+        return peak * min(1.0, max(1, step) / warm)
+    done, span = step - warm, max(end - warm, 1e-9)
+    done = min(done, span)  # past lr_decay_iters the floor holds; NeoX's cosine would rise again
+    if config.lr_decay_style == "linear":
+        rate = peak * (span - done) / span
+    elif config.lr_decay_style == "cosine":
+        rate = config.min_lr + (peak - config.min_lr) / 2 * (math.cos(math.pi * done / span) + 1)
+    elif config.lr_decay_style == "exponential":
+        rate = peak * math.exp(-0.693 * done / span)  # NeoX's constant for one halving
+    else:
+        rate = peak
+    return max(rate, config.min_lr)

@@ -1,0 +1,234 @@
+"""Weights of a run of either engine, read as untrusted input and laid out for `GPT`.
+
+Two layouts exist: one file for all layers (`mp_rank_RR_model_states.pt`, the standalone engine and
+NeoX with pipe_parallel_size 0) and one file a layer (`layer_NN-model_RR-model_states.pt`, NeoX with
+pipeline stages and the KERPLE authors' fork). RR counts tensor-parallel shards, which are merged.
+"""
+
+from __future__ import annotations
+
+import pickle
+import re
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from megatron_patches.standalone.model import GPT
+
+State = dict[str, Tensor]
+
+_SINGLE = re.compile(r"mp_rank_(\d+)_model_states\.pt")
+_LAYER = re.compile(r"layer_(\d+)-model_(\d+)-model_states\.pt")
+_STEP = re.compile(r"global_step(\d+)")
+# The MLP's names before GPT-NeoX renamed them.
+_OLD_NAMES = {".mlp.dense_h_to_4h.": ".mlp.linear1.", ".mlp.dense_4h_to_h.": ".mlp.linear2."}
+# Megatron's cuts: rows of the first kind, columns of the second; all else is equal on every shard.
+_CUT_ROWS = re.compile(
+    r"(query_key_value\.(weight|bias)|linear1\.(weight|bias)|word_embeddings\.weight"
+    r"|final_linear\.weight)$"
+)
+_CUT_COLUMNS = re.compile(r"(attention\.dense|linear2)\.weight$")
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that is missing, damaged, partial or of another model."""
+
+
+def step_folder(path: str | Path) -> Path:
+    """The `global_stepN` folder that `path` means: itself, or the one that its `latest` names.
+
+    Raises CheckpointError naming what is missing.
+    """
+    path = Path(path)
+    if not path.is_dir():
+        raise CheckpointError(f"{path}: no such checkpoint folder")
+    if any(_SINGLE.fullmatch(f.name) or _LAYER.fullmatch(f.name) for f in path.iterdir()):
+        return path
+    latest = path / "latest"
+    if not latest.is_file():
+        steps = sorted(f.name for f in path.iterdir() if _STEP.fullmatch(f.name))
+        hint = f"; name one of its steps: {', '.join(steps)}" if steps else ""
+        raise CheckpointError(f"{path}: holds neither weights nor a file `latest`{hint}")
+    tag = latest.read_text(encoding="utf-8", errors="replace").strip()
+    if not _STEP.fullmatch(tag):  # also keeps a path such as ../../x out
+        raise CheckpointError(f"{latest}: names {tag[:60]!r}, expected global_step<N>")
+    if not (path / tag).is_dir():
+        raise CheckpointError(f"{latest}: names {tag}, which is not in {path}")
+    return path / tag
+
+
+def step_number(folder: Path) -> int:
+    match = _STEP.fullmatch(folder.name)
+    return int(match.group(1)) if match else 0
+
+
+def _allowed_globals() -> list[Any]:
+    """What else than tensors NeoX's and DeepSpeed's files hold: numpy's and Python's random states."""
+    import _codecs
+
+    import numpy as np
+    from numpy._core import multiarray
+
+    dtypes = [type(np.dtype(kind)) for kind in ("u4", "u8", "i4", "i8", "f4", "f8")]
+    return [multiarray._reconstruct, np.ndarray, np.dtype, _codecs.encode, *dtypes]
+
+
+def safe_load(path: Path) -> Any:
+    """`torch.load` that runs no code: tensors, plain data and numpy arrays, nothing else.
+
+    Raises CheckpointError for anything else, and for a damaged file.
+    """
+    try:
+        with torch.serialization.safe_globals(_allowed_globals()):
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
+        reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else repr(error)
+        raise CheckpointError(f"{path}: damaged, or holds more than weights ({reason})") from error
+
+
+def _tensors(path: Path, mapping: Any, prefix: str = "") -> State:
+    if not isinstance(mapping, dict):
+        raise CheckpointError(f"{path}: expected a mapping of tensors, found {type(mapping)}")
+    bad = [str(k) for k, v in mapping.items() if not isinstance(v, Tensor) and v is not None]
+    if bad:
+        raise CheckpointError(f"{path}: these entries are no tensors: {', '.join(sorted(bad)[:5])}")
+    return {prefix + str(k): v for k, v in mapping.items() if v is not None}
+
+
+def read_shards(folder: Path) -> list[State]:
+    """One state dict a tensor-parallel shard, with the keys of `GPT` (old names translated).
+
+    Raises CheckpointError when files are missing, damaged or contradict each other.
+    """
+    singles: dict[int, Path] = {}
+    layers: dict[int, dict[int, Path]] = defaultdict(dict)
+    for file in sorted(folder.iterdir()):
+        if match := _SINGLE.fullmatch(file.name):
+            singles[int(match.group(1))] = file
+        elif match := _LAYER.fullmatch(file.name):
+            layers[int(match.group(2))][int(match.group(1))] = file
+    if layers:
+        shards = _read_layers(folder, layers)
+    elif singles:
+        shards = {}
+        for rank, file in singles.items():
+            whole = safe_load(file)
+            module = whole.get("module") if isinstance(whole, dict) else None
+            if module is None:
+                raise CheckpointError(f"{file}: has no weights (its entry `module` is empty)")
+            shards[rank] = _tensors(file, module)
+    else:
+        raise CheckpointError(f"{folder}: holds no mp_rank_* or layer_* files")
+    if sorted(shards) != list(range(len(shards))):
+        raise CheckpointError(f"{folder}: shards {sorted(shards)} are there, one is missing")
+    return [_translated(shards[rank]) for rank in sorted(shards)]
+
+
+def _read_layers(folder: Path, layers: dict[int, dict[int, Path]]) -> dict[int, State]:
+    numbers = {frozenset(files) for files in layers.values()}
+    if len(numbers) != 1:
+        raise CheckpointError(f"{folder}: its shards do not have the same layer files")
+    shards: dict[int, State] = {}
+    for rank, files in layers.items():
+        shards[rank] = {}
+        for number, file in sorted(files.items()):
+            shards[rank].update(_tensors(file, safe_load(file), f"sequential.{number}."))
+    return shards
+
+
+def _translated(state: State) -> State:
+    found: State = {}
+    for key, tensor in state.items():
+        for old, new in _OLD_NAMES.items():
+            key = key.replace(old, new)
+        found[key] = tensor
+    return found
+
+
+def merge_shards(shards: list[State], model: GPT) -> State:
+    """One state dict from tensor-parallel shards, heads in their order.
+
+    Raises CheckpointError when shards disagree on what should be equal.
+    """
+    if len(shards) == 1:
+        return shards[0]
+    keys = {frozenset(state) for state in shards}
+    if len(keys) != 1:
+        raise CheckpointError("the tensor-parallel shards hold different tensors")
+    method = model.position_method
+    merged: State = {}
+    for key in shards[0]:
+        parts = [state[key] for state in shards]
+        owner, leaf = key.rsplit(".", 1)
+        if owner.endswith("." + method.module_name):
+            dimension = method.head_dim_of.get(leaf)
+        elif _CUT_ROWS.search(key):
+            dimension = 0
+        else:
+            dimension = 1 if _CUT_COLUMNS.search(key) else None
+        if dimension is not None:
+            merged[key] = torch.cat(parts, dim=dimension)
+        elif any(not torch.equal(parts[0], part) for part in parts[1:]):
+            raise CheckpointError(f"{key}: should be the same on all tensor-parallel shards, is not")
+        else:
+            merged[key] = parts[0]
+    return merged
+
+
+def fill(model: GPT, state: State, source: str) -> None:
+    """Copy `state` into `model`, strictly.
+
+    Derived tensors that other versions store (frequencies, slopes) must agree with the model's own,
+    which stay: another convention of slopes is another model. Copies of a shared position method must
+    agree with each other.
+
+    Raises CheckpointError that lists every missing, surplus, wrongly shaped or non-finite tensor.
+    """
+    wanted = model.state_dict()
+    buffers = {name for name, _ in model.named_buffers(remove_duplicate=False)}
+    problems = [f"{key}: missing" for key in sorted(set(wanted) - set(state))]
+    kept: State = {}
+    first_of: dict[int, str] = {}
+    for key, tensor in sorted(state.items()):
+        own = wanted.get(key)
+        if own is None or key in buffers:
+            problems += _check_derived(model, key, tensor, own)
+            if own is not None:
+                kept[key] = own
+            continue
+        if tensor.shape != own.shape:
+            problems.append(f"{key}: shape {tuple(tensor.shape)}, expected {tuple(own.shape)}")
+            continue
+        if not torch.isfinite(tensor).all():
+            problems.append(f"{key}: holds NaN or infinite values")
+        first = first_of.setdefault(own.data_ptr() if own.numel() else id(own), key)
+        if first != key and not torch.equal(kept[first], tensor):
+            problems.append(
+                f"{key}: differs from {first}, which the model shares; "
+                "was it trained with position_sharing: layer?"
+            )
+        kept[key] = tensor
+    if problems:
+        shown = "\n  ".join(problems[:20])
+        more = f"\n  and {len(problems) - 20} more" if len(problems) > 20 else ""
+        raise CheckpointError(f"{source} does not fit this {model.shape.pos_emb} model:\n  {shown}{more}")
+    model.load_state_dict(kept, strict=True)
+
+
+def _check_derived(model: GPT, key: str, tensor: Tensor, own: Tensor | None) -> list[str]:
+    """A stored tensor that the model computes itself: equal to the model's own, or a problem."""
+    owner, _, leaf = key.rpartition(".")
+    if own is None and owner.endswith("." + model.position_method.module_name):
+        candidate = getattr(model.position_method, leaf, None)
+        own = candidate if isinstance(candidate, Tensor) else None
+    if own is None:
+        return [f"{key}: not part of this model"]
+    if tensor.shape != own.shape:
+        return [f"{key}: shape {tuple(tensor.shape)}, expected {tuple(own.shape)}"]
+    tolerance = 1e-5 if tensor.dtype == torch.float32 else 1e-2
+    if not torch.allclose(tensor.float(), own.float(), rtol=tolerance, atol=0.0):
+        return [f"{key}: another convention than this model's (values differ)"]
+    return []

@@ -1,0 +1,105 @@
+"""Print tables of perplexity by length from result rows, beside the published ones.
+
+Example: python scripts/tables.py results/runs.jsonl --table table3 --dataset openwebtext2
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+# Running a file puts its own folder on the path, not the repository, which may not be installed.
+sys.path.insert(0, str(ROOT))
+
+from megatron_patches.analysis import command  # noqa: E402
+from megatron_patches.analysis.layout import Table  # noqa: E402
+from megatron_patches.analysis.published import (  # noqa: E402
+    REFERENCE,
+    PublishedRow,
+    read_published,
+)
+from megatron_patches.analysis.render import FORMATS  # noqa: E402
+from megatron_patches.analysis.rows import Row, read_rows  # noqa: E402
+from megatron_patches.analysis.tables import (  # noqa: E402
+    extrapolation_table,
+    published_rows,
+    published_table,
+    relative_table,
+)
+
+PUBLISHED = {f"table{number}": f"Table {number}" for number in (3, 5, 6, 9)}
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    command.add_common_arguments(parser)
+    parser.add_argument(
+        "--table",
+        choices=("extrapolation", "relative", *PUBLISHED),
+        default="extrapolation",
+        help="extrapolation: perplexity by length (default); relative: divided by that at the "
+        "training length; tableN: both, beside that table of the KERPLE paper",
+    )
+    parser.add_argument("--reference", default=REFERENCE, help=f"test against it ({REFERENCE})")
+    parser.add_argument("--format", choices=tuple(FORMATS), default="markdown")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="write here, not to stdout")
+    parser.add_argument(
+        "--published",
+        type=command.existing_file,
+        metavar="FILE",
+        default=ROOT / "results" / "published.csv",
+        help="the papers' figures (results/published.csv)",
+    )
+    parser.add_argument(
+        "--published-dataset",
+        metavar="D",
+        help="published data set to compare trends with, where it is not the rows' own",
+    )
+    return parser
+
+
+def make_tables(
+    rows: list[Row], published: list[PublishedRow], arguments: argparse.Namespace
+) -> list[Table]:
+    """The tables asked for, of the rows of one data set."""
+    methods = arguments.methods
+    if arguments.table == "relative":
+        return [relative_table(rows, methods=methods)]
+    ours = extrapolation_table(rows, reference=arguments.reference, methods=methods)
+    if arguments.table not in PUBLISHED:
+        return [ours]
+    table, dataset = PUBLISHED[arguments.table], arguments.published_dataset or rows[0].dataset
+    # Table 9 holds two models, told apart by their training length; the others hold one.
+    length = rows[0].train_length if arguments.table == "table9" else None
+    found = published_rows(published, table, dataset, train_length=length)
+    return [
+        ours,
+        published_table(published, table=table, dataset=dataset, train_length=length),
+        relative_table(rows, found, methods=methods),
+    ]
+
+
+def main() -> int:
+    arguments = make_parser().parse_args()
+
+    def work() -> None:
+        published = read_published(arguments.published) if arguments.table in PUBLISHED else []
+        chosen = command.by_dataset(read_rows(arguments.rows), arguments)
+        tables = [t for rows in chosen.values() for t in make_tables(rows, published, arguments)]
+        texts = [FORMATS[arguments.format](table) for table in tables]
+        if arguments.format == "csv":
+            # One file, one line of column names.
+            texts[1:] = [text.split("\n", 1)[1] for text in texts[1:]]
+        text = ("" if arguments.format == "csv" else "\n").join(texts)
+        if arguments.output is None:
+            print(text, end="")
+        else:
+            command.write_text(arguments.output, text)
+
+    return command.guarded(work, debug=arguments.debug)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

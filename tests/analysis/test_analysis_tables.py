@@ -1,0 +1,210 @@
+"""Tables: numbers, marks, refusals, and the text of each format."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+
+import pytest
+from analysis_rows import fields, make, study
+
+from megatron_patches.analysis.layout import decimals, format_number
+from megatron_patches.analysis.published import read_published
+from megatron_patches.analysis.render import to_csv, to_latex, to_markdown
+from megatron_patches.analysis.rows import Row, RowError
+from megatron_patches.analysis.tables import (
+    extrapolation_table,
+    published_rows,
+    published_table,
+    relative_table,
+)
+
+PUBLISHED = Path(__file__).resolve().parents[2] / "results" / "published.csv"
+
+GOLDEN = """\
+### Perplexity by evaluation length, books
+
+dataset books, protocol nonoverlap, split valid, stride = window, 2,048 tokens in 4 / 2 / 1 windows  
+1,000 parameters, trained on 512 tokens for 100 steps, seeds 1 2 3  
+data data-1, tokenizer tok-1, engine standalone, attention chunked, float32  
+commit abc123  
+configs alibi alibi1 alibi2 alibi3; kerple_log kerple_log1 kerple_log2 kerple_log3; learned learned1 learned2 learned3  
+mean ± standard deviation (n - 1) over 3 seeds
+
+| method | 512 | 1024 | 2048 |
+|---|---:|---:|---:|
+| alibi | **23.9±0.2** | 22.6±0.1† | 22.5±0.6† |
+| kerple_log | 23.9±0.1 | **22.1±0.1** | **21.5±0.5** |
+| learned | 25.1±0.2† | refused [1] | refused [2] |
+
+† kerple_log is significantly better (paired two-sided t-test over seeds, p \\< 0.05, cells tested: 4, not corrected)  
+[1] refused: cannot read 1024  
+[2] refused: cannot read 2048
+"""  # noqa: E501, W291  (the text of a document, where two spaces end a line)
+
+GOLDEN_LATEX = r"""\begin{table}
+\centering
+\caption{Published: KERPLE, Table 3, perplexity, github}
+\begin{tabular}{lrr}
+\toprule
+method & 512 & 1024 \\
+\midrule
+kerple\_log & \textbf{\boldmath 3.40$\pm$0.20} & \textbf{\boldmath 3.04$\pm$0.14} \\
+alibi & 3.42$\pm$0.21 & 3.15$\pm$0.17\textsuperscript{$\dagger$} \\
+\bottomrule
+\end{tabular}
+\par\medskip\footnotesize\raggedright
+162M parameters, trained on 512 tokens\par
+$\dagger$ kerple\_log is significantly better, as the paper marks it\par
+\end{table}
+"""
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        *((2.714, "2.71"), (30046.4, "30046"), (23.94, "23.9"), (750.4, "750"), (0.8951, "0.895")),
+        *((9.996, "10.0"), (99.96, "100"), (0.9996, "1.00"), (1e6, "1.00e+06"), (0.0, "0.000")),
+        *((999_999.4, "999999"), (999_999.6, "1.00e+06")),
+    ],
+)
+def test_number_format(value: float, text: str) -> None:
+    assert format_number(value) == text
+    assert decimals(value) <= 3
+
+
+def test_markdown_golden() -> None:
+    assert to_markdown(extrapolation_table(study())) == GOLDEN
+    assert to_markdown(extrapolation_table(study()[::-1])) == GOLDEN
+
+
+def test_a_cell_that_beats_the_reference_is_marked_too() -> None:
+    table = extrapolation_table(study(), reference="alibi", methods=["alibi", "kerple_log"])
+    (_, ours) = table.rows[1]
+    assert [cell.marks for cell in ours] == [(), ("‡",), ("‡",)]
+    assert table.notes[0].startswith("‡ significantly better than alibi (paired two-sided t-test")
+
+
+def test_one_seed_has_no_spread_and_no_test() -> None:
+    table = extrapolation_table([row for row in study() if row.seed == 1])
+    assert all(cell.spread == "" and cell.std is None for _, row in table.rows for cell in row)
+    assert table.header[-1] == "one seed: no standard deviation and no test"
+    assert table.notes[0].startswith("no test")
+    assert not any("†" in cell.marks for _, row in table.rows for cell in row)
+    alone = extrapolation_table(study(), methods=["alibi"])
+    assert alone.notes == ("no test: there are no rows of kerple_log to test against",)
+
+
+def test_missing_seeds_are_counted_and_cannot_win() -> None:
+    rows = [*study(), make("rotary", 1, 512, 20.0), make("rotary", 2, 512, None)]
+    table = extrapolation_table(rows)
+    ((_, cells),) = [row for row in table.rows if row[0] == "rotary"]
+    assert cells[0].text == "20.0" and not cells[0].bold
+    assert [cell.text for cell in cells[1:]] == ["–", "–"]
+    note = f"{cells[0].marks[0]} 1 of 3 seeds; refused: cannot read 512"
+    assert note in table.notes
+
+
+def test_variants_of_a_method_stay_apart() -> None:
+    window = {"options": {"window": 512}, "config_sha": "same"}
+    rows = [make("alibi", 1, 512, 20.0, config_sha="same"), make("alibi", 1, 512, 21.0, **window)]
+    assert [label for label, _ in extrapolation_table(rows).rows] == ["alibi", "alibi (window=512)"]
+    twice = [make("alibi", 1, 512, 20.0, config_sha=sha) for sha in ("one", "two")]
+    with pytest.raises(RowError, match=r"alibi, seed 1, length 512: .* \(one and two\)"):
+        extrapolation_table(twice)
+
+
+@pytest.mark.parametrize("make_table", [extrapolation_table, relative_table])
+def test_mixed_fingerprints_are_refused(make_table) -> None:
+    with pytest.raises(RowError, match=r"cannot be compared, they differ in: data "):
+        make_table([*study(), make("rotary", 1, 512, 20.0, data="data-2")])
+    with pytest.raises(RowError, match="no rows of rotary; there are alibi, kerple_log, learned"):
+        make_table(study(), methods=["alibi", "rotary"])
+    with pytest.raises(RowError, match="no rows"):
+        make_table([])
+
+
+def test_header_keeps_a_dirty_commit_and_cuts_hashes() -> None:
+    rows = [make("alibi", 1, 512, 20.0, git_sha="0123456789abcdef" * 2 + "-dirty")]
+    assert "commit 0123456789ab-dirty" in extrapolation_table(rows).header
+
+
+def test_published_table_prints_the_papers_digits() -> None:
+    rows = read_published(PUBLISHED)
+    table = published_table(rows, table="Table 3", dataset="openwebtext2")
+    assert table.columns == ("512", "1024", "2048", "4096", "8192", "16384")
+    cells = dict(table.rows)
+    assert list(cells) == ["kerple_log", "kerple_power", "alibi", "rpe", "rotary", "sinusoidal"]
+    assert (cells["kerple_log"][1].text, cells["kerple_log"][1].spread) == ("22.0", "0.6")
+    assert (cells["rotary"][5].text, cells["rotary"][5].spread) == ("269", "33.0")
+    assert cells["rotary"][5].marks == ("†",) and cells["kerple_log"][5].bold
+    assert cells["rpe"][0].bold and not cells["kerple_log"][0].bold
+    with pytest.raises(RowError, match="nothing published for KERPLE Table 3, books.*arxiv"):
+        published_table(rows, table="Table 3", dataset="books")
+    with pytest.raises(RowError, match="nothing published.*there is nothing"):
+        published_table(rows, table="Table 99", dataset="github")
+    missing = published_table(rows, paper="ALiBi", table="Table 2", dataset="wikitext103")
+    assert missing.notes == ("[1] out of memory",)
+
+
+def test_latex_golden() -> None:
+    rows = [
+        row
+        for row in read_published(PUBLISHED)
+        if row.method in ("kerple_log", "alibi") and row.eval_length <= 1024
+    ]
+    assert to_latex(published_table(rows, table="Table 3", dataset="github")) == GOLDEN_LATEX
+
+
+def test_relative_table_by_hand() -> None:
+    published = published_rows(read_published(PUBLISHED), "Table 3", "openwebtext2")
+    table = relative_table(study(), published)
+    assert table.columns == ("×1", "×2", "×4", "×8", "×16", "×32")
+    cells = dict(table.rows)
+    assert list(cells) == [
+        "alibi, ours",
+        "alibi, KERPLE Table 3",
+        "kerple_log, ours",
+        "kerple_log, KERPLE Table 3",
+        "learned, ours",
+    ]
+    # Each seed's own ratio, then the mean.
+    mean = (22.0 / 23.8 + 22.1 / 23.9 + 22.2 / 24.0) / 3
+    assert cells["kerple_log, ours"][1].mean == pytest.approx(mean, rel=1e-12)
+    assert cells["kerple_log, KERPLE Table 3"][5].mean == pytest.approx(21.4 / 23.9, rel=1e-12)
+    assert cells["kerple_log, KERPLE Table 3"][5].text == "0.895"
+    assert [cell.text for cell in cells["learned, ours"]] == ["1.00", *"–––––"]
+    assert "only the trend" in table.notes[0]
+
+
+def test_relative_table_lines_up_other_training_lengths() -> None:
+    rows = [make("alibi", 1, length, 20.0 + length, train_length=128) for length in (128, 256)]
+    published = published_rows(read_published(PUBLISHED), "Table 3", "github")
+    table = relative_table(rows, published)
+    assert table.columns[:2] == ("×1", "×2")
+    assert dict(table.rows)["alibi, ours"][1].mean == pytest.approx(276 / 148)
+    unscored = relative_table([make("alibi", 1, 1024, 20.0)])
+    assert (
+        unscored.columns == () and "not scored at the training length: alibi" in unscored.notes[0]
+    )
+
+
+def test_csv_has_one_line_a_cell_with_full_precision() -> None:
+    records = list(csv.DictReader(io.StringIO(to_csv(extrapolation_table(study())))))
+    assert len(records) == 9
+    first = records[0]
+    assert (first["method"], first["column"], first["seeds"], first["best"]) == (
+        *("alibi", "512", "3"),
+        "yes",
+    )
+    assert float(first["mean"]) == pytest.approx((23.7 + 24.0 + 23.9) / 3, rel=1e-15)
+    assert records[-1]["text"] == "refused" and records[-1]["mean"] == ""
+    assert "split valid" in first["source"]
+
+
+def test_special_characters_are_escaped() -> None:
+    row = Row(**fields(method="a|b*_%&", dataset="x<y"))
+    markdown, latex = to_markdown(extrapolation_table([row])), to_latex(extrapolation_table([row]))
+    assert r"| a\|b\*_%& |" in markdown and r"x\<y" in markdown
+    assert r"a\textbar{}b*\_\%\& & " in latex and r"x\textless{}y" in latex
