@@ -1,8 +1,187 @@
-"""Launcher in GPT-NeoX's grammar: compose the YAML files, check them, start DeepSpeed."""
+"""Launcher in GPT-NeoX's grammar: compose the YAML files, check them, start DeepSpeed.
 
+    python deepy.py train.py configs/base/tiny.yml configs/method/alibi.yml configs/dataset/local_code.yml
+
+The resolved configuration is written beside the checkpoint, and that file is what the workers read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
 import sys
+from pathlib import Path
 
-from megatron_patches.launch import main
+from megatron_patches.config import (
+    Config,
+    ConfigError,
+    batch_arithmetic,
+    check_standalone,
+    compose,
+    config_sha,
+    data_parallel_size,
+    dump,
+)
+from megatron_patches.standalone.cli import add_config_arguments, guarded, parser
+
+ROOT = Path(__file__).resolve().parent
+WORKERS = ("train.py", "eval.py", "generate.py")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    made = parser(
+        "Start a run from YAML files: one process, several on this host, or those of a hostfile.",
+        "python deepy.py train.py configs/base/tiny.yml configs/method/kerple_log.yml "
+        "configs/dataset/local_code.yml",
+    )
+    made.add_argument("worker", metavar="WORKER.py", help="train.py, eval.py or generate.py")
+    add_config_arguments(made)
+    made.add_argument("-d", "--conf_dir", help="folder of the configuration files, as in GPT-NeoX")
+    made.add_argument("--engine", choices=["standalone", "neox"], default="standalone")
+    made.add_argument("--dry-run", action="store_true", help="check and describe, start nothing")
+    options = made.parse_args(arguments)
+    return guarded(lambda: launch(options), options.debug)
+
+
+def launch(options: argparse.Namespace) -> int:
+    if options.engine == "neox":
+        raise ConfigError(
+            "--engine neox is not built yet (see `What is not there yet` in README.md): leave it out "
+            "and the built-in engine trains the same configuration"
+        )
+    worker = Path(options.worker)
+    if worker.name not in WORKERS or str(worker.parent) not in (".", str(ROOT)):
+        raise ConfigError(f"{options.worker}: the workers are {', '.join(WORKERS)}")
+    config = compose(_paths(options.config, options.conf_dir), options.set)
+    for change in options.set:
+        print(f"--set {change}")
+    check_standalone(config)
+    hosts = read_hostfile(config)
+    processes = process_count(config, hosts) if worker.name == "train.py" else 1
+    batch_arithmetic(config, data_parallel_size(config, processes))
+    if options.dry_run:
+        from megatron_patches.standalone.describe import describe
+
+        print(describe(config, processes), end="")
+        return 0
+    resolved = write_resolved(config, worker.name)
+    return start(worker.name, resolved, config, processes, hosts)
+
+
+def _paths(files: list[str], folder: str | None) -> list[Path]:
+    paths = []
+    for name in files:
+        path = Path(folder, name) if folder else Path(name)
+        paths.append(path if path.suffix in (".yml", ".yaml") else path.with_name(path.name + ".yml"))
+    return paths
+
+
+def read_hostfile(config: Config) -> dict[str, int] | None:
+    """Host -> slots. A hostfile that is named must exist and parse: DeepSpeed would train alone."""
+    if config.hostfile is None:
+        if config.num_nodes > 1:
+            raise ConfigError(f"{config.place('num_nodes')} {config.num_nodes} needs a `hostfile`")
+        return None
+    path = Path(config.hostfile)
+    if not path.is_file():
+        raise ConfigError(f"{config.place('hostfile')}: {path} does not exist")
+    hosts: dict[str, int] = {}
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        words = line.split("#")[0].split()
+        if not words:
+            continue
+        name, _, slots = (*words, "")[1].partition("=")
+        if len(words) != 2 or name != "slots" or not slots.isdigit() or words[0] in hosts:
+            raise ConfigError(f"{path}:{number}: expected `HOST slots=N`, each host once: {line!r}")
+        hosts[words[0]] = int(slots)
+    if not hosts:
+        raise ConfigError(f"{path}: names no hosts")
+    if config.distributed_backend == "gloo":
+        return hosts
+    for host in hosts:
+        try:
+            socket.getaddrinfo(host, None)
+        except OSError as error:
+            raise ConfigError(f"{path}: host {host!r} cannot be found ({error})") from error
+    return hosts
+
+
+def process_count(config: Config, hosts: dict[str, int] | None) -> int:
+    """Processes over all hosts: `num_gpus` a host, or all GPUs, or one on the CPU."""
+    if hosts is not None:
+        return sum(min(slots, config.num_gpus or slots) for slots in hosts.values())
+    if config.num_gpus is not None:
+        return config.num_gpus
+    import torch
+
+    on_gpus = config.distributed_backend != "gloo" and torch.cuda.is_available()
+    return torch.cuda.device_count() if on_gpus else 1
+
+
+def write_resolved(config: Config, worker: str) -> Path:
+    """The file that the workers read; for training it is the run's own `config.yml`.
+
+    Raises ConfigError when the folder belongs to a run of another configuration.
+    """
+    folder = config.save_dir
+    path = folder / ("config.yml" if worker == "train.py" else worker.replace(".py", ".yml"))
+    if worker == "train.py" and path.is_file():
+        stored = config_sha(compose([path]))
+        if stored != config_sha(config):
+            raise ConfigError(
+                f"{folder} holds a run of another configuration ({stored}, this one is "
+                f"{config_sha(config)}): choose another `save` or `run_name`, or remove the folder"
+            )
+    folder.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(dump(config), encoding="utf-8")
+    os.replace(temporary, path)
+    return path
+
+
+def start(
+    worker: str, resolved: Path, config: Config, processes: int, hosts: dict[str, int] | None
+) -> int:
+    """Hand over to DeepSpeed's launcher; its exit code is the worker's."""
+    from megatron_patches.standalone.runtime import use_cpu
+
+    arguments = ["--master_port", str(_port(config, hosts))]
+    if use_cpu(config):
+        # On the CPU DeepSpeed offers one slot unless LOCAL_SIZE says otherwise.
+        os.environ.update(DS_ACCELERATOR="cpu", LOCAL_SIZE=str(processes))
+    if hosts is None:
+        arguments += ["--hostfile", os.devnull, "--num_gpus", str(processes)]
+    else:
+        assert config.hostfile is not None
+        arguments += ["--hostfile", config.hostfile, "--launcher", config.launcher]
+        if config.num_gpus:
+            arguments += ["--num_gpus", str(config.num_gpus)]
+        if config.master_addr:
+            arguments += ["--master_addr", config.master_addr]
+        if config.no_ssh_check:
+            arguments += ["--no_ssh_check"]
+    arguments += ["--log_level", "warning", str(ROOT / worker), str(resolved.resolve())]
+    from megatron_patches.standalone.runtime import import_deepspeed
+
+    import_deepspeed()
+    from deepspeed.launcher import runner
+
+    try:
+        runner.main(arguments)
+    except SystemExit as stop:
+        return int(stop.code or 0)
+    return 0
+
+
+def _port(config: Config, hosts: dict[str, int] | None) -> int:
+    """A free port on this host, so that runs side by side do not meet, unless one is asked for."""
+    if hosts is not None or "master_port" in config.model_fields_set:
+        return config.master_port
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
 
 if __name__ == "__main__":
     sys.exit(main())

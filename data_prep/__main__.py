@@ -100,7 +100,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--source", help="which of a local corpus's sources (default: its first)")
     add("--tokenizer", metavar="gpt2|byte|train|PATH", help="default: gpt2; local corpora: train")
     add("--vocab-size", type=int, metavar="N", help="of --tokenizer train (default 1024)")
-    add("--workers", type=int, metavar="N", help="processes; default: by size. Output is the same")
+    add("--workers", type=int, metavar="N", help="processes at most (default: the cores)")
     add(
         "--append-eod",
         action=argparse.BooleanOptionalAction,

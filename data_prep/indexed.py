@@ -82,9 +82,9 @@ def write_indexed(
             raise DataError(f"{bin_path}: {what} to write; check the input and the filters")
         put_index(idx_stream, sizes_N, dtype)
         summary = {
+            **(sidecar() if callable(sidecar) else sidecar),
             "format": _SIDECAR_FORMAT,
             "version": _version(),
-            **(sidecar() if callable(sidecar) else sidecar),
             "documents": len(sizes_N),
             "tokens": tokens,
             "dtype": dtype.name,

@@ -17,6 +17,7 @@ from data_prep.errors import DataError
 from data_prep.tokenizing import Tokenizer
 
 _BATCH_BYTES = 1 << 18
+_WORTH_A_PROCESS = 16 << 20
 _AHEAD = 4  # batches in flight for each worker: bounded, so memory stays flat
 
 _worker_tokenizer: Tokenizer
@@ -38,21 +39,22 @@ def encode_all(
         yield np.concatenate([ids, np.array(tail, dtype=ids.dtype)])
 
 
-def default_workers(size: int) -> int:
-    """One process for what it does in seconds, else one for each usable core."""
-    if size < 64 << 20:
-        return 1
-    affinity = getattr(os, "sched_getaffinity", None)  # Linux alone has it
-    return len(affinity(0)) if affinity else os.cpu_count() or 1
+def worker_count(asked: int | None, size: int) -> int:
+    """Processes for ``size`` bytes of text: at most ``asked``, by default the usable cores.
+
+    A process costs about a second to start, so small texts are not shared out.
+    """
+    if asked is None:
+        affinity = getattr(os, "sched_getaffinity", None)  # Linux alone has it
+        asked = len(affinity(0)) if affinity else os.cpu_count() or 1
+    return max(1, min(asked, size // _WORTH_A_PROCESS))
 
 
 def _encode_in_pool(
     tokenizer: Tokenizer, texts: Iterable[str], workers: int
 ) -> Iterator[np.ndarray]:
     # spawn, not fork: the parent may hold threads of tokenizers, torch or a progress bar.
-    pool = ProcessPoolExecutor(
-        workers, get_context("spawn"), _start, (tokenizer.json_bytes, tokenizer.origin)
-    )
+    pool = ProcessPoolExecutor(workers, get_context("spawn"), _start, (tokenizer,))
     pending: deque[Future[list[np.ndarray]]] = deque()
     try:
         for batch in _batches(texts):
@@ -83,13 +85,13 @@ def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
         yield batch
 
 
-def _start(json_bytes: bytes, origin: str) -> None:
+def _start(tokenizer: Tokenizer) -> None:
     global _worker_tokenizer
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent alone answers Ctrl-C
     # A killed parent cannot tell its workers; without this they would wait for work for ever.
     threading.Thread(target=_leave_with_parent, daemon=True).start()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    _worker_tokenizer = Tokenizer(json_bytes, origin)
+    _worker_tokenizer = tokenizer
 
 
 def _leave_with_parent() -> None:

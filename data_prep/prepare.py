@@ -23,7 +23,7 @@ from data_prep.errors import DataError, UsageError
 from data_prep.files import PARTIAL, locked, sha256_text
 from data_prep.indexed import write_indexed
 from data_prep.options import Options
-from data_prep.pool import default_workers, encode_all
+from data_prep.pool import encode_all, worker_count
 from data_prep.progress import Say, stage, to_stderr
 from data_prep.reading import Document, Reading, expand, read
 from data_prep.splits import NAMES, Selection, parse_split
@@ -226,7 +226,7 @@ class _Preparation:
     def _tokenize(
         self, name: str, tokenizer: Tokenizer, counts: archive.ArchiveWriter
     ) -> dict[str, Any]:
-        workers = self.workers or default_workers(counts.bytes[name])
+        workers = worker_count(self.workers, counts.bytes[name])
         with stage(f"tokenizing {name} ({workers} workers)", counts.bytes[name], self.say) as tell:
             texts = _told(archive.texts(self.staging / "documents", name), tell)
             summary = write_indexed(

@@ -36,10 +36,13 @@ _RUN = 1 << 15
 class Tokenizer:
     """Text to ids and back. ``type`` is gpt2, byte or bpe; ``eod`` the id of ``<|endoftext|>``."""
 
-    def __init__(self, json_bytes: bytes, origin: str) -> None:
+    def __init__(
+        self, json_bytes: bytes, origin: str, table: dict[bytes, int] | None = None
+    ) -> None:
+        """``table``: the outcome of the proof in bytebpe.ranks, where it is known already."""
         from tokenizers import Tokenizer as Backend
 
-        self.json_bytes, self.origin = json_bytes, origin
+        self.json_bytes, self.origin, self._given_table = json_bytes, origin, table
         self.fingerprint = hashlib.sha256(json_bytes).hexdigest()[:16]
         try:
             self._content: dict[str, Any] = json.loads(json_bytes)
@@ -68,15 +71,13 @@ class Tokenizer:
 
     def encode_array(self, text: str) -> np.ndarray:
         """Ids of ``text`` as int32 [T]."""
+        if self.type == "byte":  # nothing to merge, so nothing to search
+            return np.frombuffer(text.encode(), dtype=np.uint8).astype(np.int32)
         if self._fast is None or _has_long_blank(text):
             ids = self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
         else:
             ids = self._fast.encode_ordinary(text)
         return np.array(ids, dtype=np.int32)
-
-    def encode_slowly(self, text: str) -> list[int]:
-        """The same ids by ``tokenizers`` itself: what `encode` is tested against."""
-        return self._backend.encode(text, add_special_tokens=False).ids
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text of ``ids``, special tokens spelt out; a cut character becomes U+FFFD."""
@@ -91,10 +92,17 @@ class Tokenizer:
             "eod": self.eod,
         }
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Tokenizer, (self.json_bytes, self.origin, self._table)
+
+    @cached_property
+    def _table(self) -> dict[bytes, int] | None:
+        return self._given_table or bytebpe.ranks(self._content)
+
     @cached_property
     def _fast(self) -> Any:
         """tiktoken's encoder, where the ids are proven equal (see bytebpe.ranks), else None."""
-        table = bytebpe.ranks(self._content)
+        table = self._table
         if table is None:
             return None
         import tiktoken

@@ -7,7 +7,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from megatron_patches.analysis.jsonl import dump
-from megatron_patches.analysis.rows import Row, RowError, check_comparable, latest_rows
+from megatron_patches.analysis.rows import (
+    WHOLE_WINDOW,
+    Row,
+    RowError,
+    check_comparable,
+    latest_rows,
+)
 
 
 @dataclass
@@ -86,7 +92,7 @@ def provenance(rows: Iterable[Row]) -> list[str]:
     parts = [f"dataset {first.dataset}", f"protocol {first.protocol}", f"split {first.split}"]
     if first.last_k is not None:
         parts.append(f"last {first.last_k} tokens of a window scored")
-    tiled = all(row.stride == row.eval_length for row in rows)
+    tiled = first.protocol in WHOLE_WINDOW
     parts.append("stride = window" if tiled else f"stride {first.stride}")
     parts.append(f"{_by_length(rows, 'tokens')} tokens in {_by_length(rows, 'windows')} windows")
     if first.documents_isolated:

@@ -87,7 +87,9 @@ class Row:
     documents_isolated: bool = False  # True: no attention across documents
 
     def __post_init__(self) -> None:
-        clean = {name: check.text(name, getattr(self, name)) for name in _TEXT_FIELDS}
+        clean: dict[str, Any] = {
+            name: check.text(name, getattr(self, name)) for name in _TEXT_FIELDS
+        }
         clean |= {n: check.integer(n, getattr(self, n), low) for n, low in _INTEGER_FIELDS.items()}
         clean["seconds"] = check.number("seconds", self.seconds, 0)
         clean["window_losses"] = check.numbers_list("window_losses", self.window_losses, 0)
@@ -258,7 +260,7 @@ def check_comparable(rows: Iterable[Row]) -> None:
     """
     rows = list(rows)
     found = {name: {str(getattr(row, name)) for row in rows} for name in COMPARED_FIELDS}
-    if not all(row.stride == row.eval_length for row in rows):
+    if not all(row.protocol in WHOLE_WINDOW for row in rows):
         found["stride"] = {str(row.stride) for row in rows}
     for length in sorted({row.eval_length for row in rows}):
         scored = [row for row in rows if row.eval_length == length and row.status == "ok"]

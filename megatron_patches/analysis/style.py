@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-STYLE: dict[str, Any] = {
+# Any: what matplotlib calls this mapping differs between its versions.
+STYLE: Any = {
     "font.family": "DejaVu Sans",  # comes with matplotlib, so text is the same on every machine
     "font.size": 9,
     "axes.titlesize": 10,
@@ -104,10 +105,9 @@ def label_ends(axes: Axes, ends: Sequence[tuple[str, float, float, str]]) -> Non
     """
     if not ends:
         return
-    figure = axes.figure
     to_axes = axes.transData + axes.transAxes.inverted()
     points = [to_axes.transform((x, y)) for _, x, y, _ in ends]
-    height = axes.get_position().height * figure.get_figheight() * 72  # in points
+    height = axes.get_window_extent().height / axes.figure.dpi * 72  # in points
     heights = spread([float(y) for _, y in points], STYLE["font.size"] * 1.25 / height, 0.0, 1.0)
     for (text, _, _, colour), (x, y), place in zip(ends, points, heights, strict=True):
         axes.annotate(

@@ -82,13 +82,13 @@ def _cell(group: Group | None, expected: int, notes: Notes) -> Cell:
         return Cell(ABSENT)
     reasons = sorted(set(group.problems.values()))
     if not group.perplexities:
-        marks = tuple(notes.mark(f"{status}: {message}") for status, message in reasons)
-        return Cell("/".join(sorted({status for status, _ in reasons})), marks=marks)
+        why = tuple(notes.mark(f"{status}: {message}") for status, message in reasons)
+        return Cell("/".join(sorted({status for status, _ in reasons})), marks=why)
     count = len(group.perplexities)
-    marks = ()
+    marks: tuple[str, ...] = ()
     if count < expected:
-        why = "".join(f"; {status}: {message}" for status, message in reasons)
-        marks = (notes.mark(f"{count} of {expected} seeds{why}"),)
+        causes = "".join(f"; {status}: {message}" for status, message in reasons)
+        marks = (notes.mark(f"{count} of {expected} seeds{causes}"),)
     return replace(number_cell(summarize(group.perplexities.values())), marks=marks)
 
 
@@ -143,7 +143,7 @@ def published_table(
     notes = Notes()
     grid = {row.method: [Cell(ABSENT)] * len(lengths) for row in found}
     for row in found:
-        marks = (BETTER_THAN_CELL,) if row.log_significantly_better else ()
+        marks: tuple[str, ...] = (BETTER_THAN_CELL,) if row.log_significantly_better else ()
         if row.note:
             marks += (notes.mark(row.note),)
         cell = Cell(row.value_text or ABSENT, row.std_text, marks, mean=row.value, std=row.std)

@@ -41,7 +41,7 @@ def batch_arithmetic(config: Config, world_size: int) -> Batch:
     accumulation = 1 if accumulation is None else accumulation
     if micro is None:
         micro = total // (accumulation * world_size)
-    if micro * accumulation * world_size != total or micro * accumulation == 0:
+    if micro * accumulation * world_size != total:
         raise ConfigError(_mismatch(config, world_size, total))
     return Batch(micro, accumulation, total)
 

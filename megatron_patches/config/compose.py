@@ -46,7 +46,7 @@ def compose(files: Sequence[str | Path], overrides: Sequence[str] = ()) -> Confi
     type, a combination that cannot run. Only an override may replace a key; dots reach into nested
     mappings.
     """
-    paths = [Path(file) for file in files]
+    paths = [Path(file) for file in ([files] if isinstance(files, str | Path) else files)]
     if not paths:
         raise ConfigError("no configuration file given")
     problems = _repeated_names(paths)
@@ -125,8 +125,9 @@ def _apply(overrides: Sequence[str], values: dict[str, Any], places: dict[str, s
         except ConfigError as error:
             problems.append(str(error))
             continue
-        if entry.key in seen:
-            problems.append(f"--set: `{entry.key}` is given twice")
+        for other in sorted(seen):
+            if f"{other}.".startswith(f"{entry.key}.") or f"{entry.key}.".startswith(f"{other}."):
+                problems.append(f"--set: `{entry.key}` is given twice, also by `{other}`")
         seen.add(entry.key)
         top, *inner = entry.key.split(".")
         problems += _unknown(Entry(normal(top), None, entry.where))

@@ -12,8 +12,8 @@ LENGTHS = [512, 1024, 2048, 4096, 8192, 16384]
 
 
 class Own(Keys):
-    dataset: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.]+$")] | None = None
-    run_name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.+=-]+$")] | None = None
+    dataset: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.]*$")] | None = None
+    run_name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+=-]*$")] | None = None
     # Options of a position method that have no NeoX key; the method itself checks them.
     position_options: dict[str, Any] = Field(default_factory=dict)
     position_sharing: Literal["model", "layer"] | None = None  # None: the method's own default

@@ -5,11 +5,12 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from decimal import Decimal
 from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
 
-NUMBER = re.compile(r"\s*([-+]?)(\d[\d_]*)?(?:\.(\d*))?(?:[eE]([-+]?)(\d+))?\s*")
+NUMBER = re.compile(r"([-+]?)(?=\.?\d)(\d*)(?:\.(\d*))?(?:[eE]([-+]?)(\d+))?")
 KINDS = {
     "int_type": "a whole number",
     "float_type": "a number",
@@ -107,8 +108,10 @@ def _sentence(path: str, detail: Any) -> str:
         return f"{shown} {context['error']}"
     if kind == "finite_number":
         return f"{shown} expects a finite number"
-    message = str(detail["msg"])
-    return f"{shown}: {message[:1].lower()}{message[1:]}"
+    if kind == "string_pattern_mismatch":
+        letters = str(context["pattern"]).rpartition("[")[2].partition("]")[0]
+        return f"{shown} may hold only {letters} and must begin with a letter or a digit"
+    return f"{shown} {re.sub('^(Input|List) should', 'must', str(detail['msg']))}"
 
 
 def _words(choices: str) -> list[str]:
@@ -117,14 +120,15 @@ def _words(choices: str) -> list[str]:
 
 def _advice(kind: str, value: Any) -> str:
     """What to write instead of a text that looks like a number."""
-    match = NUMBER.fullmatch(value) if isinstance(value, str) and value.strip() else None
+    match = NUMBER.fullmatch(value.strip()) if isinstance(value, str) else None
     if kind not in ("int_type", "float_type") or match is None:
         return ""
     sign, whole, part, exponent_sign, exponent = match.groups()
-    whole = (whole or "0").lstrip("0") or "0"
+    whole = whole.lstrip("0") or "0"
     if kind == "int_type":
-        number = float(value)
-        return f": write {number:.0f}" if number.is_integer() else ""
+        number = Decimal(match.group())
+        short = abs(number) < 10**20 and number == number.to_integral_value()
+        return f": write {int(number)}" if short else ""
     if exponent is None:
         return f": write {sign}{whole}.{part or 0} without quotes"
     return (

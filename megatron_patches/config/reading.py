@@ -28,7 +28,7 @@ class YesNo(str):
 
     @property
     def truth(self) -> bool:
-        return self.lower() in ("yes", "on", "y")
+        return self.lower() in ("yes", "on")
 
 
 @dataclass(frozen=True)
@@ -174,8 +174,6 @@ def _scalar(node: yaml.ScalarNode) -> Any:
     """The value of a scalar; ValueError, the end of a sentence, if it is not what it looks."""
     text = node.value
     kind = node.tag.removeprefix(TAG)
-    if node.style is not None:  # quoted, or a block of text
-        return text
     if kind == "null":
         return None
     if kind == "bool":

@@ -40,10 +40,6 @@ def _special(config: Config) -> Iterator[str]:
     if heads not in (None, config.num_attention_heads):
         why = "each query head has its own key and value head"
         yield _line(config, "num_kv_heads", heads, why, (config.num_attention_heads,))
-    if config.zero_stage == 3 and config.model_parallel_size > 1:
-        yield _line(
-            config, "zero_optimization", 3, "ZeRO 3 does not combine with tensor parallelism"
-        )
 
 
 def _line(config: Config, key: str, value: Any, why: str, values: tuple[Any, ...] = ()) -> str:

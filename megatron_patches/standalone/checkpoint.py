@@ -16,6 +16,7 @@ from megatron_patches.config import (
     check_standalone,
     compose,
     config_sha,
+    from_mapping,
     load_run_config,
 )
 from megatron_patches.standalone.build import shape_of
@@ -50,7 +51,7 @@ def read_config(path: str | Path, config: Config | Mapping[str, Any] | str | Pat
     if isinstance(config, Config):
         return config
     if isinstance(config, Mapping):
-        return Config.model_validate(dict(config))
+        return from_mapping(dict(config))
     if config is not None:
         return compose([config])
     if not Path(path).is_dir():

@@ -15,6 +15,10 @@ from megatron_patches.config import Config, ConfigError, compose
 
 USAGE, FAILED = 2, 1
 
+# Idle OpenMP threads that spin take the core from whoever has work: on a busy machine small models
+# ran ten times slower. Read when torch is imported, which happens below, inside the commands.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 
 def guarded(main: Callable[[], int], debug: bool) -> int:
     """Run `main`; known errors become one message on stderr and an exit code, others a traceback.

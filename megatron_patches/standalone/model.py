@@ -201,6 +201,7 @@ class GPT(nn.Module):
         if not shape.tied_output:
             self.sequential[str(n + 4)] = Output(shape)
         self._layers = range(2, n + 2)
+        self._exact: dict[nn.Parameter, Tensor] = {}
         _initialise(self, shape)
 
     @property
@@ -261,6 +262,18 @@ class GPT(nn.Module):
                 F.cross_entropy(logits.transpose(1, 2), labels_BL[:, part], reduction="none")
             )
         return torch.cat(losses, dim=1)
+
+    def set_deepspeed_parallelism(self, *_: object, **__: object) -> None:
+        """DeepSpeed calls this on every module between casting the model and making its optimizer.
+
+        Its cast goes past `nn.Module`, so the position parameters, which stay float32, are put back.
+        """
+        for parameter, value in self._exact.items():
+            parameter.data = value.to(parameter.device)
+
+    def remember_positions(self) -> None:
+        """Keep the float32 position parameters for `set_deepspeed_parallelism`; before `initialize`."""
+        self._exact = {p: p.detach().clone() for m in self.methods for p in m.parameters()}
 
     def position_parameters(self) -> list[nn.Parameter]:
         """Learned parameters of the attention's position method, each once."""

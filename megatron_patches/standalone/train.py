@@ -86,12 +86,27 @@ def deepspeed_settings(config: Config, batch: Batch) -> dict[str, Any]:
     }
     if config.is_bf16:
         settings["bf16"] = {"enabled": True}
-        settings["data_types"] = config.data_types or {"grad_accum_dtype": "fp32"}
+        # DeepSpeed accumulates float32 gradients of bfloat16 weights under ZeRO only.
+        wide = {"grad_accum_dtype": "fp32"} if config.zero_stage else None
+        if config.data_types or wide:
+            settings["data_types"] = config.data_types or wide
     if config.is_fp16:
         given = config.fp16 or {}
         settings["fp16"] = {k: v for k, v in given.items() if k not in ("type", "fp16")}
         settings["fp16"]["enabled"] = True
     return settings
+
+
+def _forget_first_update(optimizer: Any) -> None:
+    """DeepSpeed may take a first update with zero gradients, to allocate Adam's moments.
+
+    Adam counts it, which shrinks the first real updates (to 0.74 of their size for betas 0.9 and
+    0.95); with a learning rate it would also decay the weights once.
+    """
+    inner = getattr(optimizer, "optimizer", optimizer)
+    for state in inner.state.values():
+        if isinstance(state.get("step"), torch.Tensor):
+            state["step"].zero_()
 
 
 class Trainer:
@@ -147,9 +162,14 @@ class Trainer:
         self.model.to(self.world.device)
         if config.torch_dtype_name != "float32":
             self.model.to(getattr(torch, config.torch_dtype_name))
+            # ZeRO 3 packs all weights into one buffer of one dtype: there the stored position
+            # parameters are rounded like the rest (the optimizer's own copies are float32).
+            if config.zero_stage < 3:
+                self.model.remember_positions()
         optimizer = torch.optim.AdamW(
             parameter_groups(self.model, config),
-            lr=params.lr,
+            # `learning_rate` sets it before every update; 0 until then, see _forget_first_update
+            lr=0.0,
             betas=(params.betas[0], params.betas[1]),
             eps=params.eps,
             # one fused kernel on both devices, without DeepSpeed's compilation at first use
@@ -161,6 +181,7 @@ class Trainer:
             config=deepspeed_settings(config, self.batch),
             dist_init_required=False,
         )
+        _forget_first_update(engine.optimizer)
         return engine
 
     def _resume(self) -> None:

@@ -17,9 +17,6 @@ def test_perplexity_figure_draws_the_means() -> None:
     axes, *others = perplexity_figure(study()).axes
     assert not others
     assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
-    lines = {
-        tuple(line.get_xdata()): line for line in axes.get_lines() if len(line.get_xdata()) > 2
-    }
     alibi = axes.get_lines()[0]
     assert list(alibi.get_xdata()) == [512, 1024, 2048]
     assert list(alibi.get_ydata()) == pytest.approx([71.6 / 3, 67.8 / 3, 67.5 / 3])

@@ -101,6 +101,7 @@ def test_missing_seeds_are_counted_and_cannot_win() -> None:
     table = extrapolation_table(rows)
     ((_, cells),) = [row for row in table.rows if row[0] == "rotary"]
     assert cells[0].text == "20.0" and not cells[0].bold
+    assert dict(table.rows)["alibi"][0].bold
     assert [cell.text for cell in cells[1:]] == ["–", "–"]
     note = f"{cells[0].marks[0]} 1 of 3 seeds; refused: cannot read 512"
     assert note in table.notes

@@ -122,6 +122,25 @@ def test_bad_overrides_are_refused(refusal, override, part):
 def test_an_override_given_twice_is_refused(refusal):
     assert "`seed` is given twice" in refusal("", "seed=1", "seed=2")
     assert "`eval_iters` is given twice" in refusal("", "eval_iters=1", "eval-iters=2")
+    inside = "optimizer.params.lr=0.1"
+    assert "is given twice" in refusal("", inside, "optimizer={type: Adam}")
+    assert "is given twice" in refusal("", "optimizer.params={lr: 0.2}", inside)
+
+
+def test_two_overrides_inside_one_mapping_are_fine(config):
+    made = config("", "optimizer.params.lr=0.1", "optimizer.params.eps=0.5", "eval_iters=1")
+    assert (made.optimizer.params.lr, made.optimizer.params.eps) == (0.1, 0.5)
+
+
+@pytest.mark.parametrize("name", ["..", "a/b", "-x", "a b", ""])
+def test_run_and_dataset_names_are_plain(refusal, name):
+    assert "may hold only" in refusal(f"run_name: '{name}'")
+    assert "may hold only" in refusal(f"dataset: '{name}'")
+
+
+def test_one_path_serves_as_a_list_of_one(write):
+    path = write(MINIMAL)
+    assert compose(path) == compose(str(path)) == compose([path])
 
 
 def test_an_override_cannot_enter_a_plain_value(refusal):
@@ -137,6 +156,8 @@ def test_provenance_names_lines_and_overrides(config):
     assert made.place("optimizer.params.lr").endswith("run.yml:10)")
     assert made.place("optimizer.params.betas").endswith("run.yml:8)")
     assert made.place("min_lr") == "`min_lr` (default)"
+    replaced = config("optimizer: {params: {lr: 0.1}}\n", "optimizer={type: Adam}")
+    assert replaced.place("optimizer.params.lr") == "`optimizer.params.lr` (--set)"
 
 
 def test_the_config_is_frozen(config):
