@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
-from collections import deque
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import connection, get_context, parent_process
+from contextlib import contextmanager, suppress
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
 
 import numpy as np
 
@@ -18,9 +16,7 @@ from data_prep.tokenizing import Tokenizer
 
 _BATCH_BYTES = 1 << 18
 _WORTH_A_PROCESS = 16 << 20
-_AHEAD = 4  # batches in flight for each worker: bounded, so memory stays flat
-
-_worker_tokenizer: Tokenizer
+_AHEAD = 4  # batches read ahead for each worker: bounded, so memory stays flat
 
 
 def encode_all(
@@ -53,23 +49,76 @@ def worker_count(asked: int | None, size: int) -> int:
 def _encode_in_pool(
     tokenizer: Tokenizer, texts: Iterable[str], workers: int
 ) -> Iterator[np.ndarray]:
-    # spawn, not fork: the parent may hold threads of tokenizers, torch or a progress bar.
-    pool = ProcessPoolExecutor(workers, get_context("spawn"), _start, (tokenizer,))
-    pending: deque[Future[list[np.ndarray]]] = deque()
+    """Each worker has one batch at a time; results wait in ``done`` for their turn."""
+    batches = enumerate(_batches(texts))
+    done: dict[int, list[np.ndarray]] = {}
+    busy: dict[Connection, int] = {}
+    given = taken = 0
+    with _started(tokenizer, workers) as idle:
+        while True:
+            while idle and given - taken < workers * _AHEAD:
+                number, batch = next(batches, (given, None))
+                if batch is None:
+                    break
+                connection = idle.pop()
+                _talk(connection, batch)
+                busy[connection] = number
+                given = number + 1
+            if taken in done:
+                yield from done.pop(taken)
+                taken += 1
+            elif busy:
+                for connection in wait(list(busy)):
+                    assert isinstance(connection, Connection)
+                    done[busy.pop(connection)] = _talk(connection)
+                    idle.append(connection)
+            else:
+                return
+
+
+@contextmanager
+def _started(tokenizer: Tokenizer, workers: int) -> Iterator[list[Connection]]:
+    """Worker processes, as the connections to them.
+
+    Not concurrent.futures: when a worker dies while others are being started, its clean-up waits
+    for ever (seen in Python 3.11). Here each worker has a pipe of its own and no shared lock: a
+    dead worker is the end of its pipe, and a dead parent the end of the worker's.
+    """
+    context = get_context("spawn")  # not fork: the parent may hold threads
+    processes, connections = [], []
     try:
-        for batch in _batches(texts):
-            pending.append(pool.submit(_encode_batch, batch))
-            if len(pending) >= workers * _AHEAD:
-                yield from pending.popleft().result()
-        while pending:
-            yield from pending.popleft().result()
-    except BrokenProcessPool as error:
+        for _ in range(workers):
+            ours, theirs = context.Pipe()
+            connections.append(ours)
+            with theirs:  # the parent's copy must go, or the pipe would never end
+                process = context.Process(target=_work, args=(theirs, tokenizer), daemon=True)
+                process.start()
+                processes.append(process)
+        yield list(connections)
+    finally:
+        for process in processes:
+            process.kill()  # it holds nothing that would want a gentler end
+            process.join()
+            process.close()
+        for connection in connections:
+            connection.close()
+
+
+def _talk(connection: Connection, batch: list[str] | None = None) -> list[np.ndarray]:
+    """Send a batch, or without one receive ids; a worker that is gone is a DataError."""
+    try:
+        if batch is not None:
+            connection.send(batch)
+            return []
+        answer = connection.recv()
+    except (EOFError, OSError) as error:
         raise DataError(
             "a tokenizing process died (out of memory, or killed, or the calling script lacks "
             "'if __name__ == \"__main__\"'); try again with fewer --workers"
         ) from error
-    finally:
-        pool.shutdown(cancel_futures=True)
+    if isinstance(answer, str):
+        raise DataError(f"a tokenizing process failed: {answer}")
+    return answer
 
 
 def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
@@ -85,21 +134,17 @@ def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
         yield batch
 
 
-def _start(tokenizer: Tokenizer) -> None:
-    global _worker_tokenizer
+def _work(connection: Connection, tokenizer: Tokenizer) -> None:
+    """The life of a worker: batches in, ids out, until the parent's end of the pipe is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent alone answers Ctrl-C
-    # A killed parent cannot tell its workers; without this they would wait for work for ever.
-    threading.Thread(target=_leave_with_parent, daemon=True).start()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    _worker_tokenizer = tokenizer
+    with suppress(EOFError, OSError):
+        while True:
+            connection.send(_answer(tokenizer, connection.recv()))
 
 
-def _leave_with_parent() -> None:
-    parent = parent_process()
-    assert parent is not None
-    connection.wait([parent.sentinel])
-    os._exit(1)
-
-
-def _encode_batch(texts: list[str]) -> list[np.ndarray]:
-    return [_worker_tokenizer.encode_array(text) for text in texts]
+def _answer(tokenizer: Tokenizer, texts: list[str]) -> list[np.ndarray] | str:
+    try:
+        return [tokenizer.encode_array(text) for text in texts]
+    except Exception as error:  # whatever it was, the parent must hear of it
+        return repr(error)

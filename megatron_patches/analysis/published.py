@@ -108,3 +108,12 @@ def query(
     }
     wanted = {name: value for name, value in conditions.items() if value is not None}
     return [row for row in rows if all(getattr(row, k) == v for k, v in wanted.items())]
+
+
+def published_ratio(
+    rows: Iterable[PublishedRow], method: str, eval_length: int, base_length: int
+) -> float | None:
+    """Perplexity at one length divided by that at another; None where either is not published."""
+    values = {row.eval_length: row.value for row in query(rows, method=method)}
+    above, below = values.get(eval_length), values.get(base_length)
+    return None if above is None or below is None else above / below

@@ -5,24 +5,14 @@ Shape suffixes used in this package: B batch, H heads, Q queries, K keys, D head
 
 from __future__ import annotations
 
-import logging
 import math
-from collections.abc import Callable
-from importlib import import_module
-from typing import cast
 
 import torch
 from torch import Tensor
 
 from megatron_patches.attention.problem import Problem, Sight
+from megatron_patches.attention.selection import announce, choose, implementation
 from megatron_patches.positions import PositionMethod
-
-logger = logging.getLogger(__name__)
-
-# An implementation is a module of this package with `run(problem) -> out_BHQD`, loaded when first used.
-IMPLEMENTATIONS = ("reference", "chunked")
-_announced: set[tuple[str, str, str, str]] = set()
-
 
 def attend(
     q: Tensor,
@@ -44,13 +34,14 @@ def attend(
         method: a `PositionMethod` built for the same number of heads. Its `transform` (rotary) is
             applied here, its `bias` is added to the scaled scores, its `weight` multiplies them.
             `embed` methods act on the input of the model, so they add nothing here.
-        impl: `reference` (dense, the oracle), `chunked` (linear memory), or `auto`. A named
-            implementation runs or raises; it is never replaced.
+        impl: `reference` (dense, the oracle), `chunked` (linear memory), `flex` or `triton`
+            (compiled), or `auto`. A named implementation runs or raises; it is never replaced.
         query_offset: position of the first query among the keys. Default: the queries are the last
             ones, `keys - queries`.
         window: number of keys a query sees, itself included (`distance < window`). Default: all.
         key_padding_mask: boolean `[batch, keys]`, True where a key is padding. A query that sees no
-            key at all gets zeros. Values under the padding, NaN included, cannot reach the output.
+            key at all gets zeros. Queries, keys and values under the padding count as zeros, so
+            nothing there, NaN included, can reach an output or a gradient.
         transformed: True if `method.transform` was applied already, as in a key/value cache.
 
     Returns:
@@ -62,32 +53,22 @@ def attend(
             what the method can read; an implementation that does not exist or cannot do this.
     """
     problem = _check(q, k, v, method, query_offset, window, key_padding_mask)
-    name = choose(method, q.device) if impl == "auto" else impl
-    if name not in IMPLEMENTATIONS:
-        raise ValueError(
-            f"attention implementation {name!r} does not exist; available: auto, "
-            + ", ".join(IMPLEMENTATIONS)
-        )
+    if impl != "auto":
+        reason = implementation(impl).refuses(problem)
+        if reason is not None:
+            raise ValueError(f"attention implementation {impl!r} cannot do this: {reason}")
     if q.shape[2] == 0 or q.shape[0] == 0:
-        return torch.empty_like(q)
+        return q.clone()  # not a new tensor: it must stay part of the graph
     if not transformed:
+        if q.shape[3] != method.head_dim:
+            raise ValueError(
+                f"head_dim is {q.shape[3]}, the position method was built for {method.head_dim}: "
+                "the scores would be scaled wrongly"
+            )
         problem = problem.transform()
-    _announce(name, problem)
-    module = import_module(f"megatron_patches.attention.{name}")
-    return cast(Callable[[Problem], Tensor], module.run)(problem)
-
-
-def choose(method: PositionMethod, device: torch.device) -> str:
-    """The implementation that `auto` stands for. It never depends on a method's name."""
-    return "chunked"
-
-
-def _announce(name: str, problem: Problem) -> None:
-    """Log once what runs for which method, device and dtype."""
-    key = (name, problem.method.name, problem.q.device.type, str(problem.q.dtype))
-    if key not in _announced:
-        _announced.add(key)
-        logger.info("attention: %s runs %s on %s in %s", *key)
+    name = choose(problem) if impl == "auto" else impl
+    announce(name, problem)
+    return implementation(name).run(problem)
 
 
 def _check(
@@ -109,8 +90,8 @@ def _check(
                 f"{name} is {tensor.dtype} on {tensor.device}, q is {q.dtype} on {q.device}: "
                 "they must agree"
             )
-    if not q.dtype.is_floating_point:
-        raise ValueError(f"q must be a floating point tensor, got {q.dtype}")
+    if q.dtype not in DTYPES:
+        raise ValueError(f"q must be float16, bfloat16, float32 or float64, got {q.dtype}")
     if k.shape != v.shape:
         raise ValueError(f"k {tuple(k.shape)} and v {tuple(v.shape)} must have the same shape")
     if q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:

@@ -12,6 +12,7 @@ score gradients, and an anti-diagonal sum is a column sum of the same kind of vi
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +26,11 @@ FORWARD_CHUNK = 256  # queries per call; larger chunks compute more of the maske
 BACKWARD_CHUNK = 128
 FORWARD_BYTES = 1 << 21  # keys and values of the heads of one call should stay in the cache
 BACKWARD_SCORES = 1 << 18  # floats in one block of scores: 1 MB, the second-level cache
+
+
+def refuses(problem: Problem) -> str | None:
+    """Nothing is refused: it stands behind every other implementation."""
+    return None
 
 
 def run(problem: Problem) -> Tensor:
@@ -93,8 +99,8 @@ class _Chunked(torch.autograd.Function):
     """Forward over query chunks; backward recomputes each chunk's probabilities."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: torch.autograd.function.FunctionCtx,
+    def forward(
+        ctx: Any,
         q: Tensor,
         k: Tensor,
         v: Tensor,
@@ -111,12 +117,12 @@ class _Chunked(torch.autograd.Function):
         else:
             out = _plain_forward(q, k, v, table_HL, weight_HL, scale, sight)
         ctx.save_for_backward(q, k, v, table_HL, weight_HL, out)
-        ctx.scale, ctx.sight = scale, sight  # type: ignore[attr-defined]
+        ctx.scale, ctx.sight = scale, sight
         return out
 
     @staticmethod
-    @once_differentiable  # type: ignore[misc]
-    def backward(ctx, grad_out: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[no-untyped-def]
+    @once_differentiable
+    def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, table_HL, weight_HL, out = ctx.saved_tensors
         needs = ctx.needs_input_grad
         grads = _backward(

@@ -72,12 +72,19 @@ class Problem:
         return replace(self, q=q[:, :, self.sight.offset : last], k=k)
 
     def without_padding_values(self) -> Problem:
-        """Zero keys and values under the padding: a NaN there would survive a zero weight."""
+        """Zeros under the padding: a NaN there would survive a zero weight.
+
+        Queries, too: in the backward a NaN in one of them reaches the gradient of every key it sees.
+        """
         if self.sight.padding is None:
             return self
         hidden_B1K1 = self.sight.padding[:, None, :, None]
+        hidden_B1Q1 = hidden_B1K1[:, :, self.sight.offset : self.sight.offset + self.queries]
         return replace(
-            self, k=self.k.masked_fill(hidden_B1K1, 0), v=self.v.masked_fill(hidden_B1K1, 0)
+            self,
+            q=self.q.masked_fill(hidden_B1Q1, 0),
+            k=self.k.masked_fill(hidden_B1K1, 0),
+            v=self.v.masked_fill(hidden_B1K1, 0),
         )
 
     def rows(self, first: int, last: int) -> Problem:

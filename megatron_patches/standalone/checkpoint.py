@@ -151,22 +151,33 @@ def save(engine: Any, folder: Path, step: int, client: dict[str, Any], keep: int
     return folder / tag
 
 
+def _deepspeed_globals() -> list[Any]:
+    """What the optimizer files of ZeRO hold besides tensors: plain records, which run nothing."""
+    from deepspeed.runtime.fp16 import loss_scaler
+    from deepspeed.runtime.zero.config import ZeroStageEnum
+    from deepspeed.utils.tensor_fragment import fragment_address
+
+    scalers = [loss_scaler.LossScaler, loss_scaler.DynamicLossScaler]
+    return [*scalers, ZeroStageEnum, fragment_address]
+
+
 def resume(engine: Any, path: Path, config: Config) -> dict[str, Any]:
     """Weights, optimizer and client state of the run in `path`; returns the client state.
 
     Raises CheckpointError when the files are damaged, hold code, or are another run's.
     """
     folder = step_folder(path)
-    for file in sorted(folder.glob("*_states.pt")):
-        # DeepSpeed unpickles without restriction, so every file is first read by the safe loader.
-        safe_load(file)
-    loaded, client = engine.load_checkpoint(str(folder.parent), tag=folder.name)
-    if loaded is None or client is None:
-        raise CheckpointError(f"{folder}: DeepSpeed found nothing to resume there")
-    stored = client.get("config_sha")
-    if stored != config_sha(config):
+    # DeepSpeed unpickles without restriction, so every file is first read by the safe loader.
+    also = _deepspeed_globals()
+    states = [safe_load(file, also) for file in sorted(folder.glob("*_states.pt"))]
+    found = {state["config_sha"] for state in states if "config_sha" in state}
+    # Before DeepSpeed copies anything: tensors of another model would stop it with a message of torch.
+    if found and found != {config_sha(config)}:
         raise ConfigError(
-            f"{path} holds a run of another configuration ({stored}, this one is "
+            f"{path} holds a run of another configuration ({', '.join(sorted(found))}, this one is "
             f"{config_sha(config)}): choose another `save` or `run_name`, or remove the folder"
         )
+    loaded, client = engine.load_checkpoint(str(folder.parent), tag=folder.name)
+    if loaded is None or not found:
+        raise CheckpointError(f"{folder}: holds no state of this engine's to resume from")
     return dict(client)

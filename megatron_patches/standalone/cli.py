@@ -106,6 +106,8 @@ def eval_main(arguments: Sequence[str] | None = None) -> int:
     made.add_argument("--attention", help="implementation of attention; default: auto")
     made.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, ...")
     made.add_argument("--output", type=Path, help="append the rows to this .jsonl file")
+    made.add_argument("--resume", action="store_true", help="skip cells that --output already holds")
+    made.add_argument("--kernels", type=Path, help="append the learned kernels to this .jsonl file")
     options = made.parse_args(arguments)
     if not options.config and options.checkpoint is None:
         made.error("name a --checkpoint, or the configuration of a run")
@@ -130,9 +132,17 @@ def _evaluate(options: argparse.Namespace) -> int:
     output = options.output
     if output is None and options.checkpoint is None:
         output = Path(path) / "evaluation.jsonl"
-    rows = evaluation.run(output, lambda text: print(text, flush=True))
+    done = evaluation.finished(output) if options.resume and output is not None else set()
+    rows = evaluation.run(output, lambda text: print(text, flush=True), skip=done)
     if output is not None:
         print(f"{len(rows)} rows appended to {output}")
+    if options.kernels is not None:
+        from megatron_patches.analysis.rows import append_kernels
+        from megatron_patches.standalone.kernels import kernel_rows
+
+        append_kernels(
+            options.kernels, kernel_rows(evaluation.model, evaluation.config, evaluation.step)
+        )
     return 0 if all(row.status == "ok" for row in rows) else FAILED
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from megatron_patches.attention import choose
+from megatron_patches.attention import preferences
 from megatron_patches.config import Config, batch_arithmetic, config_sha, data_parallel_size, dump
 from megatron_patches.positions import build
 from megatron_patches.standalone.build import shape_of
@@ -70,7 +70,10 @@ def describe(config: Config, processes: int) -> str:
         max_length=shape.max_length,
         **shape.position_options,
     )
-    impl = choose(method, device) if shape.attention == "auto" else shape.attention
+    # On a device that is not here, what can run is only known when it does.
+    impl = shape.attention
+    if impl == "auto":
+        impl = ", else ".join(preferences(device.type, gradients=True))
     tokens = batch.global_ * config.seq_length
     gigabytes = training_bytes(config, shape, batch.micro, ranks) / 1e9
     sharing = shape.position_sharing or method.sharing

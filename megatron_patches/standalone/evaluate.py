@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from data_prep.errors import DataError
-from megatron_patches.analysis.rows import Row, append_rows
+from megatron_patches.analysis.rows import Row, append_rows, cell_key, read_rows
 from megatron_patches.config import Config, config_sha
 from megatron_patches.standalone import checkpoint, provenance
 from megatron_patches.standalone.data import sources, token_stream
@@ -188,7 +188,8 @@ class Evaluation:
                 by_position=self.request.protocol == "position",
                 advance=advance,
             )
-        except (ValueError, FloatingPointError, RuntimeError, MemoryError) as error:
+            perplexity = math.exp(result.loss)
+        except (ValueError, ArithmeticError, RuntimeError, MemoryError) as error:
             seconds = time.perf_counter() - begun
             message = f"{type(error).__name__}: {error}".splitlines()[0]
             return Row(**cell, **nothing, seconds=seconds, status="failed", message=message)
@@ -196,7 +197,7 @@ class Evaluation:
         return Row(
             **cell,
             loss=result.loss,
-            perplexity=math.exp(min(result.loss, 700.0)),
+            perplexity=perplexity,
             bits_per_byte=None if ratio is None else result.loss / math.log(2) * ratio,
             tokens=result.tokens,
             windows=len(windows),
@@ -204,6 +205,17 @@ class Evaluation:
             window_losses=[float(f"{value:.9g}") for value in result.windows],
             position_losses=result.positions,
         )
+
+    def finished(self, output: str | Path) -> set[int]:
+        """Lengths whose cell is in `output` already with a result."""
+        if not Path(output).exists():
+            return set()
+        done = {cell_key(row) for row in read_rows(output) if row.status == "ok"}
+        cells = {
+            length: {**self.common, "eval_length": length, "stride": self.plan.stride_at(length)}
+            for length in self.request.lengths
+        }
+        return {length for length, cell in cells.items() if cell_key(cell) in done}
 
     def run(
         self,

@@ -19,7 +19,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from megatron_patches.attention import attend, choose
+from megatron_patches.attention import attend
+from megatron_patches.attention.problem import Problem, Sight
+from megatron_patches.attention.selection import choose
 from megatron_patches.positions import PositionMethod, build
 
 
@@ -285,10 +287,14 @@ class GPT(nn.Module):
     def parameter_count(self) -> int:
         return sum(p.numel() for p in self.parameters())
 
+    @torch.no_grad()
     def attention_name(self) -> str:
-        """The attention implementation that runs: the named one, or what `auto` stands for here."""
-        name = self.shape.attention
-        return choose(self.position_method, next(self.parameters()).device) if name == "auto" else name
+        """What attends without gradients: the named implementation, or what `auto` takes here."""
+        if self.shape.attention != "auto":
+            return self.shape.attention
+        weight = self.sequential["0"].word_embeddings.weight
+        q = weight.new_zeros(1, self.position_method.owned_heads, 1, self.shape.head_dim)
+        return choose(Problem(q, q, q, self.position_method, 1.0, Sight()))
 
 
 def _position_methods(shape: ModelShape) -> list[PositionMethod]:

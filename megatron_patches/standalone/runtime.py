@@ -55,9 +55,11 @@ def start(config: Config) -> World:
         env["MASTER_PORT"] = str(_free_port())
     local_rank = int(env.get("LOCAL_RANK", "0"))
     if cpu:
-        # Two ranks with two threads each on two cores spend their time waiting for each other.
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
-        torch.set_num_threads(max(1, cores // int(env.get("LOCAL_WORLD_SIZE", env["WORLD_SIZE"]))))
+        if "OMP_NUM_THREADS" not in env:
+            # Two ranks with two threads each on two cores spend their time waiting for each other.
+            cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+            ranks = int(env.get("LOCAL_WORLD_SIZE", env["WORLD_SIZE"]))
+            torch.set_num_threads(max(1, cores // ranks))
         device = torch.device("cpu")
     else:
         torch.cuda.set_device(local_rank)

@@ -19,7 +19,7 @@ def learning_rate(config: Config, step: int) -> float:
     warm = config.warmup * end
     if warm > 0 and step <= warm:
         # NeoX lets a warm-up of less than one update start above the peak; that is not wanted.
-        return peak * min(1.0, max(1, step) / warm)
+        return peak * max(1, step) / max(1.0, warm)
     done, span = step - warm, max(end - warm, 1e-9)
     done = min(done, span)  # past lr_decay_iters the floor holds; NeoX's cosine would rise again
     if config.lr_decay_style == "linear":

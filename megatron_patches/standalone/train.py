@@ -120,6 +120,7 @@ class Trainer:
         self.validation = self._validation_batches()
         torch.manual_seed(config.seed)
         self.model = GPT(shape_of(config))
+        self.parameters = self.model.parameter_count()  # ZeRO 3 leaves nothing to count
         if config.finetune and config.load:
             checkpoint.load_weights(self.model, config.load)
         self.engine = self._engine()
@@ -141,7 +142,7 @@ class Trainer:
             "git_sha": provenance.git_sha(),
             "data": provenance.data_fingerprint(datasets),
             "tokenizer": provenance.tokenizer_fingerprint(datasets),
-            "parameters": self.model.parameter_count(),
+            "parameters": self.parameters,
             "position": self.model.position_method.settings(),
         }
 
@@ -233,7 +234,7 @@ class Trainer:
         method = self.model.position_method
         verb = f"continues at iteration {self.step}" if self.step else "starts"
         watch.say(
-            f"{self.config.run_id} {verb}: {self.model.parameter_count():,} parameters, "
+            f"{self.config.run_id} {verb}: {self.parameters:,} parameters, "
             f"{method.name} shared by {self.config.position_sharing or method.sharing}, "
             f"{self.world.size} process(es) on {self.world.device.type}, {self.config.torch_dtype_name}"
         )

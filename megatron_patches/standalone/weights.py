@@ -10,6 +10,7 @@ from __future__ import annotations
 import pickle
 import re
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -76,13 +77,13 @@ def _allowed_globals() -> list[Any]:
     return [multiarray._reconstruct, np.ndarray, np.dtype, _codecs.encode, *dtypes]
 
 
-def safe_load(path: Path) -> Any:
-    """`torch.load` that runs no code: tensors, plain data and numpy arrays, nothing else.
+def safe_load(path: Path, also: Sequence[Any] = ()) -> Any:
+    """`torch.load` that runs no code: tensors, plain data, numpy arrays and the classes in `also`.
 
     Raises CheckpointError for anything else, and for a damaged file.
     """
     try:
-        with torch.serialization.safe_globals(_allowed_globals()):
+        with torch.serialization.safe_globals([*_allowed_globals(), *also]):
             return torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
         reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else repr(error)

@@ -235,16 +235,30 @@ def test_workers_do_not_change_the_ids(trained):
     assert all(np.array_equal(a, b) for a, b in zip(alone, pooled, strict=True))
 
 
-def test_a_killed_worker_is_an_error_and_not_a_hang(trained):
+@pytest.mark.parametrize("after", [0, 1, 3, 12])
+def test_a_killed_worker_is_an_error_and_not_a_hang(trained, after):
     def texts():
-        yield "x" * 400_000
-        for process in multiprocessing.active_children():
-            os.kill(process.pid, signal.SIGKILL)
-        for _ in range(50):
+        for i in range(60):
+            if i == after:
+                for process in multiprocessing.active_children():
+                    os.kill(process.pid, signal.SIGKILL)
             yield "x" * 400_000
 
     with pytest.raises(DataError, match="a tokenizing process died"):
         list(encode_all(trained, texts(), workers=2, append_eod=True))
+    assert not multiprocessing.active_children()
+
+
+def test_an_error_in_a_worker_or_in_the_texts_is_passed_on(trained):
+    def broken():
+        yield "a" * 300_000
+        raise DataError("bad line")
+
+    with pytest.raises(DataError, match="bad line"):
+        list(encode_all(trained, broken(), workers=2, append_eod=True))
+    with pytest.raises(DataError, match="a tokenizing process failed: TypeError"):
+        list(encode_all(trained, [b"not text"], workers=2, append_eod=True))
+    assert not multiprocessing.active_children()
 
 
 def test_reading_ahead_is_bounded(trained, monkeypatch):

@@ -1,0 +1,42 @@
+# Every target sets up what it needs; on a fresh machine `make demo` is the first command to run.
+VENV ?= .venv
+PYTHON ?= python3
+RUN := $(VENV)/bin/python
+STAMP := $(VENV)/.complete
+
+.PHONY: setup demo test check lint types bench clean
+
+setup: $(STAMP)
+
+# torch first and alone: with it in place, nothing else looks for another build of it.
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.version_info >= (3, 10) or sys.exit("Python 3.10 or newer is needed")'
+	$(PYTHON) -m venv $(VENV)
+	$(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
+	$(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[train,dev]'
+	touch $@
+
+# Prepare text, train several methods, sweep 512...16384, show table and figures: minutes on a CPU.
+demo: setup
+	$(RUN) scripts/demo.py $(DEMO)
+
+test: setup
+	$(RUN) -m pytest -q $(TEST)
+
+lint: setup
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+
+types: setup
+	$(VENV)/bin/mypy
+
+check: lint types test
+
+# Speed and memory, as ratios in one run; minutes each.
+bench: setup
+	$(RUN) scripts/bench_attention.py
+	$(RUN) scripts/bench_training.py
+	$(RUN) scripts/bench_evaluation.py
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info
