@@ -13,6 +13,8 @@ from torch import Tensor
 from megatron_patches.attention.problem import Problem, Sight
 from megatron_patches.attention.selection import announce, choose, implementation
 from megatron_patches.positions import PositionMethod
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
 
 def attend(
     q: Tensor,
