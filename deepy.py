@@ -73,7 +73,9 @@ def _paths(files: list[str], folder: str | None) -> list[Path]:
     paths = []
     for name in files:
         path = Path(folder, name) if folder else Path(name)
-        paths.append(path if path.suffix in (".yml", ".yaml") else path.with_name(path.name + ".yml"))
+        paths.append(
+            path if path.suffix in (".yml", ".yaml") else path.with_name(path.name + ".yml")
+        )
     return paths
 
 

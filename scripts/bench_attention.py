@@ -5,7 +5,7 @@
     authors   the KERPLE authors' way: a dense bias in every layer, scores, -10000, softmax
     dense     torch's attention with a dense mask
 
-Example: python scripts/bench_attention.py kerple_log --lengths 512 2048 --output results/bench/attention.jsonl
+Example: python scripts/bench_attention.py kerple_log --lengths 512 2048 --output bench.jsonl
 """
 
 from __future__ import annotations
@@ -110,9 +110,7 @@ def cell(
             row["speedup_over_authors"] = common.ratio(times["authors"], times[variant])
         row["error"] = errors[variant]
         if not arguments.no_memory:
-            found = common.in_subprocess(
-                __file__, ["--peak", variant, method, length, dtype, mode]
-            )
+            found = common.in_subprocess(__file__, ["--peak", variant, method, length, dtype, mode])
             row["peak_mb"] = found["peak_mb"]
         rows.append(row)
     return rows
@@ -147,11 +145,11 @@ def main() -> int:
     for method in arguments.methods:
         for dtype in arguments.dtypes:
             for mode in arguments.modes:
-                rows = []
+                rows: list[dict[str, Any]] = []
                 for length in arguments.lengths:
                     try:
                         found = cell(method, length, dtype, mode, arguments)
-                    except ValueError as error:
+                    except (ValueError, RuntimeError) as error:
                         print(f"error: {error}", file=sys.stderr)
                         return 1
                     common.append(arguments.output, found)

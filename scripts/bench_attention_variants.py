@@ -98,7 +98,9 @@ def dense_mask(x: Inputs) -> Tensor:
 def dense(x: Inputs) -> Variant:
     """SDPA with a mask built beforehand; in training a learned bias needs a new one each time."""
     if any(p.requires_grad for p in x.method.parameters()):
-        return lambda x: F.scaled_dot_product_attention(x.q, x.k, x.v, attn_mask=dense_mask(x)[None])
+        return lambda x: F.scaled_dot_product_attention(
+            x.q, x.k, x.v, attn_mask=dense_mask(x)[None]
+        )
     mask = dense_mask(x)[None]
     return lambda x: F.scaled_dot_product_attention(x.q, x.k, x.v, attn_mask=mask)
 

@@ -6,6 +6,7 @@ threads measure the scheduler; one thread and the CPU time of the process measur
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
@@ -80,10 +81,9 @@ def ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
 def peak_megabytes(work: Callable[[], object]) -> float:
     """Highest resident memory during `work` above that before it, MB. Call once in a process."""
     before = _resident_kilobytes("VmRSS")
-    try:
+    # Where it fails the peak includes what came before the call: never too small a number.
+    with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-    except OSError:
-        pass  # the peak then includes what came before the call: never too small a number
     work()
     peak = _resident_kilobytes("VmHWM") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return max(0.0, (peak - before) / 1024)

@@ -13,6 +13,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -130,12 +131,14 @@ def measure(config: Config, world: runtime.World, model: str, warm: int = 3) -> 
 
     turns = {"engine": steps(engine.one_step), "bare": steps(bare.one_step)}
     times: dict[str, list[float]] = {name: [] for name in turns}
+    losses: dict[str, float] = {}
+
+    def turn(name: str) -> None:
+        losses[name] = turns[name]()
+
     for number in range(config.train_iters):
-        losses = {}
         for name in list(turns) if number % 2 else reversed(list(turns)):
-            seconds = common.cpu_seconds(
-                lambda name=name: losses.__setitem__(name, turns[name]())
-            )
+            seconds = common.cpu_seconds(partial(turn, name))
             if number >= warm:
                 times[name].append(seconds)
         if abs(losses["engine"] - losses["bare"]) > 1e-3:

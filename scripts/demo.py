@@ -104,7 +104,10 @@ class Progress(threading.Thread):
         last = _last(folder / "log.jsonl", "lm_loss")
         scored = _count(folder / "rows.jsonl")
         if scored:
-            return steps + scored * steps // 10, f"scored {scored} of {len(self.demo.lengths)} lengths"
+            return (
+                steps + scored * steps // 10,
+                f"scored {scored} of {len(self.demo.lengths)} lengths",
+            )
         if last is None:
             return 0, "waiting"
         left = (steps - last["iteration"]) / max(last["steps_per_second"], 1e-9)
@@ -121,7 +124,9 @@ class Progress(threading.Thread):
         from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
         columns = (TextColumn("{task.description:<14}"), BarColumn(), TaskProgressColumn())
-        with Progress(*columns, TextColumn("{task.fields[s]}"), console=Console(stderr=True)) as bars:
+        with Progress(
+            *columns, TextColumn("{task.fields[s]}"), console=Console(stderr=True)
+        ) as bars:
             tasks = {m: bars.add_task(m, total=total, s="") for m in self.demo.methods}
             while not self.done.wait(0.5):
                 for method, task in tasks.items():
@@ -150,7 +155,9 @@ def work(demo: Demo) -> int:
     if code := subprocess.run(prepare, cwd=ROOT).returncode:
         raise RuntimeError(f"preparing the data failed with exit code {code}")
     jobs = min(demo.jobs, len(demo.methods))
-    print(f"2/3 training {len(demo.methods)} methods for {demo.steps} steps at 512 tokens, {jobs} at a time")
+    print(
+        f"2/3 training {len(demo.methods)} methods for {demo.steps} steps at 512 tokens, {jobs} at a time"
+    )
     threads = max(1, (os.cpu_count() or 1) // jobs)
     progress = Progress(demo)
     progress.start()
@@ -226,7 +233,9 @@ def main() -> int:
     made.add_argument("--lengths", type=int, nargs="+", default=LENGTHS)
     made.add_argument("--tokens", type=int, default=131073, help="held-out tokens (131073)")
     made.add_argument("--output", type=Path, default=ROOT / "results" / "demo")
-    made.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), help="runs at a time")
+    made.add_argument(
+        "--jobs", type=int, default=min(2, os.cpu_count() or 1), help="runs at a time"
+    )
     made.add_argument("--fresh", action="store_true", help="forget earlier demo runs first")
     made.add_argument("--debug", action="store_true", help="show the traceback of an error")
     options = made.parse_args()

@@ -41,7 +41,9 @@ def _imports(tree: ast.AST, package: str) -> list[tuple[str, int]]:
         elif isinstance(node, ast.ImportFrom):
             base = node.module or ""
             if node.level:
-                base = ".".join([*package.split(".")[: len(package.split(".")) - node.level + 1], base])
+                base = ".".join(
+                    [*package.split(".")[: len(package.split(".")) - node.level + 1], base]
+                )
             # `from megatron_patches import positions` imports a part of ours as well
             found += [(f"{base}.{alias.name}", node.lineno) for alias in node.names]
     return found
@@ -69,7 +71,9 @@ def test_arrows_point_one_way(part: str) -> None:
 
 
 def test_every_package_has_a_rule() -> None:
-    packages = {f"megatron_patches.{p.parent.name}" for p in ROOT.glob("megatron_patches/*/__init__.py")}
+    packages = {
+        f"megatron_patches.{p.parent.name}" for p in ROOT.glob("megatron_patches/*/__init__.py")
+    }
     assert packages | {"data_prep"} == set(ALLOWED)
 
 
@@ -78,9 +82,13 @@ def test_optional_packages_load_inside_functions() -> None:
     for part in ALLOWED:
         for file in _files(part):
             for node in ast.parse(file.read_text(encoding="utf-8")).body:
-                for name, line in _imports(node, "") if isinstance(node, ast.Import | ast.ImportFrom) else []:
+                for name, line in (
+                    _imports(node, "") if isinstance(node, ast.Import | ast.ImportFrom) else []
+                ):
                     if name.split(".")[0] in OPTIONAL:
-                        wrong.append(f"{file.relative_to(ROOT)}:{line} imports {name} at import time")
+                        wrong.append(
+                            f"{file.relative_to(ROOT)}:{line} imports {name} at import time"
+                        )
     assert not wrong, "\n".join(wrong)
 
 
@@ -90,20 +98,29 @@ def test_no_consumer_names_a_method() -> None:
 
     known = {*names(), *aliases()} - {"none"}  # "none" is an English word
     wrong = []
-    for part in ("megatron_patches.attention", "megatron_patches.config", "megatron_patches.standalone"):
+    for part in (
+        "megatron_patches.attention",
+        "megatron_patches.config",
+        "megatron_patches.standalone",
+    ):
         for file in _files(part):
             for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
                 if isinstance(node, ast.Compare | ast.Match):
                     for constant in ast.walk(node):
                         if isinstance(constant, ast.Constant) and constant.value in known:
-                            wrong.append(f"{file.relative_to(ROOT)}:{node.lineno} compares with {constant.value!r}")
+                            wrong.append(
+                                f"{file.relative_to(ROOT)}:{node.lineno} compares with {constant.value!r}"
+                            )
     assert not wrong, "\n".join(wrong)
 
 
 @pytest.mark.parametrize(
     ("module", "blocked"),
     [
-        ("megatron_patches.attention", "deepspeed pydantic yaml tokenizers zstandard matplotlib scipy"),
+        (
+            "megatron_patches.attention",
+            "deepspeed pydantic yaml tokenizers zstandard matplotlib scipy",
+        ),
         ("megatron_patches.config", "torch deepspeed"),
         ("megatron_patches.analysis.rows", "torch deepspeed matplotlib scipy"),
         ("data_prep.indexed", "torch deepspeed tokenizers tiktoken"),
@@ -113,8 +130,7 @@ def test_no_consumer_names_a_method() -> None:
 def test_imports_without(module: str, blocked: str) -> None:
     """A fresh interpreter in which the named packages cannot be imported still loads the module."""
     code = (
-        f"import sys\nfor name in {blocked.split()!r}: sys.modules[name] = None\n"
-        f"import {module}\n"
+        f"import sys\nfor name in {blocked.split()!r}: sys.modules[name] = None\nimport {module}\n"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -13,6 +13,7 @@ from torch import Tensor
 from megatron_patches.attention.problem import Problem, Sight
 from megatron_patches.attention.selection import announce, choose, implementation
 from megatron_patches.positions import PositionMethod
+
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -27,6 +28,7 @@ def attend(
     window: int | None = None,
     key_padding_mask: Tensor | None = None,
     transformed: bool = False,
+    eps: float = 0.0,
 ) -> Tensor:
     """Causal softmax attention with a position method.
 
@@ -45,6 +47,9 @@ def attend(
             key at all gets zeros. Queries, keys and values under the padding count as zeros, so
             nothing there, NaN included, can reach an output or a gradient.
         transformed: True if `method.transform` was applied already, as in a key/value cache.
+        eps: far keys may be left out while they weigh less than this together, for every query; the
+            output then differs by at most `2 * eps * max|v|`. 0 leaves out nothing. Saves time where
+            a bias falls fast; implementations that cannot skip compute exactly.
 
     Returns:
         `[batch, heads, queries, head_dim]` in the dtype of `q`. Scores, tables and the softmax are at
@@ -54,7 +59,7 @@ def attend(
         ValueError: shapes, dtypes, devices, head counts or lengths that do not fit; a length beyond
             what the method can read; an implementation that does not exist or cannot do this.
     """
-    problem = _check(q, k, v, method, query_offset, window, key_padding_mask)
+    problem = _check(q, k, v, method, query_offset, window, key_padding_mask, eps)
     if impl != "auto":
         reason = implementation(impl).refuses(problem)
         if reason is not None:
@@ -81,6 +86,7 @@ def _check(
     query_offset: int | None,
     window: int | None,
     key_padding_mask: Tensor | None,
+    eps: float,
 ) -> Problem:
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if tensor.dim() != 4:
@@ -118,6 +124,8 @@ def _check(
             f"query_offset {offset} with {queries} queries and {keys} keys: "
             f"it must lie in [0, {keys - queries}]"
         )
+    if not 0.0 <= eps < 1.0:
+        raise ValueError(f"eps is a share of the attention weight, in [0, 1); got {eps}")
     if window is not None and window < 1:
         raise ValueError(f"window is the number of keys a query sees, at least 1; got {window}")
     if key_padding_mask is not None and (
@@ -135,4 +143,4 @@ def _check(
     scale = method.score_scale
     if scale is None:
         scale = 1.0 / math.sqrt(method.head_dim)
-    return Problem(q, k, v, method, scale, Sight(offset, window, key_padding_mask))
+    return Problem(q, k, v, method, scale, Sight(offset, window, key_padding_mask, eps))

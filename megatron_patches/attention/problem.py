@@ -17,6 +17,7 @@ class Sight:
     offset: int = 0
     window: int | None = None
     padding: Tensor | None = None  # bool [B, K], True at padding
+    eps: float = 0.0  # share of a query's weight that an implementation may leave out
 
     def first_key(self, query: int) -> int:
         """The first key that this query, or any later one, can see."""
@@ -97,7 +98,7 @@ class Problem:
             q=self.q[:, :, first:last],
             k=self.k[:, :, start:end],
             v=self.v[:, :, start:end],
-            sight=Sight(sight.offset + first - start, sight.window, padding),
+            sight=Sight(sight.offset + first - start, sight.window, padding, sight.eps),
         )
 
 

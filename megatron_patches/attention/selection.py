@@ -97,5 +97,7 @@ def _is_trusted(name: str, problem: Problem) -> bool:
             error = float((implementation(name).run(small) - wanted).abs().max())
         _trusted[key] = error < TOLERANCE
         if not _trusted[key]:
-            logger.error("attention: %s differs from the reference by %g on %s", name, error, device)
+            logger.error(
+                "attention: %s differs from the reference by %g on %s", name, error, device
+            )
     return _trusted[key]

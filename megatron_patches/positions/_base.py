@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from megatron_patches.positions._closed_form import ClosedForm
 from megatron_patches.positions._geometry import Geometry
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -95,6 +96,13 @@ class PositionMethod(nn.Module):
 
     def weight(self, distance: Tensor) -> Tensor | None:
         """Multiplies the scaled scores before the bias: fp32 [H, *distance.shape], or None."""
+        return None
+
+    def closed_form(self) -> ClosedForm | None:
+        """`bias` as a formula that fused kernels know, or None: they read `table`.
+
+        Says nothing about `weight`. None under "as_published", whose roundings no formula repeats.
+        """
         return None
 
     def transform(

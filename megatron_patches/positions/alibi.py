@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from megatron_patches.positions._base import PositionMethod
+from megatron_patches.positions._closed_form import ClosedForm
 from megatron_patches.positions._geometry import Geometry
 from megatron_patches.positions._slopes import CONVENTION, alibi_slopes
 
@@ -33,6 +34,10 @@ class Alibi(PositionMethod):
         dtype = self.working_dtype(self.slopes)
         slopes = self.slopes.to(dtype).view(-1, *[1] * distance.dim())
         return self.result(-slopes * distance.to(dtype))
+
+    def closed_form(self) -> ClosedForm | None:
+        """Kind "linear"."""
+        return None if self.published_dtype is not None else ClosedForm("linear", self.slopes)
 
     def _options(self) -> dict[str, Any]:
         return {"slopes": CONVENTION, **super()._options()}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from megatron_patches.positions._closed_form import ClosedForm
 from megatron_patches.positions._kerple import Kerple, Number
 
 
@@ -22,3 +23,10 @@ class KerpleLog(Kerple):
         """-bias_p * log(1 + bias_a * d): fp32 [H, *distance.shape], 0 at d = 0, falling."""
         inner = 1 + self.legal("bias_a", distance) * self.rounded(distance)
         return self.result(-self.legal("bias_p", distance) * torch.log(inner))
+
+    def closed_form(self) -> ClosedForm | None:
+        """Kind "log"."""
+        if self.published_dtype is not None:
+            return None
+        each_head = torch.empty(())
+        return ClosedForm("log", self.legal("bias_p", each_head), self.legal("bias_a", each_head))

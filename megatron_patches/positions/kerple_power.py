@@ -5,8 +5,10 @@ arXiv 2205.09921, section 4, the 2-parameter power variant.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
+from megatron_patches.positions._closed_form import ClosedForm
 from megatron_patches.positions._kerple import EXPONENT, Kerple, Number, power
 
 ALIASES = ("kerple_power_ap_",)
@@ -23,3 +25,10 @@ class KerplePower(Kerple):
         """-bias_a * d^bias_p: fp32 [H, *distance.shape], 0 at d = 0, falling."""
         powers = power(self.rounded(distance), self.legal("bias_p", distance))
         return self.result(-self.legal("bias_a", distance) * powers)
+
+    def closed_form(self) -> ClosedForm | None:
+        """Kind "power"."""
+        if self.published_dtype is not None:
+            return None
+        each_head = torch.empty(())
+        return ClosedForm("power", self.legal("bias_a", each_head), self.legal("bias_p", each_head))

@@ -43,6 +43,11 @@ class Rotary(PositionMethod):
             raise ValueError(f"rotary: rotary_emb_base={rotary_emb_base} must be positive")
         self.pct, self.base = float(rotary_pct), float(rotary_emb_base)
 
+    @property
+    def inv_freq(self) -> Tensor:
+        """fp32 [R / 2], radians a position: the KERPLE authors' fork saved it with each layer."""
+        return self.base ** -(torch.arange(0, self.rotated, 2) / self.rotated)
+
     def transform(
         self,
         q: Tensor,

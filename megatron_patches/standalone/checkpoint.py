@@ -144,7 +144,7 @@ def save(engine: Any, folder: Path, step: int, client: dict[str, Any], keep: int
         temporary.write_text(tag, encoding="utf-8")
         os.replace(temporary, folder / "latest")
         steps = sorted(folder.glob("global_step*"), key=step_number)
-        for old in steps[: -keep] if keep else []:
+        for old in steps[:-keep] if keep else []:
             if old != target:
                 shutil.rmtree(old)
     torch.distributed.barrier()

@@ -106,7 +106,9 @@ def eval_main(arguments: Sequence[str] | None = None) -> int:
     made.add_argument("--attention", help="implementation of attention; default: auto")
     made.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, ...")
     made.add_argument("--output", type=Path, help="append the rows to this .jsonl file")
-    made.add_argument("--resume", action="store_true", help="skip cells that --output already holds")
+    made.add_argument(
+        "--resume", action="store_true", help="skip cells that --output already holds"
+    )
     made.add_argument("--kernels", type=Path, help="append the learned kernels to this .jsonl file")
     options = made.parse_args(arguments)
     if not options.config and options.checkpoint is None:

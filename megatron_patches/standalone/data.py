@@ -192,7 +192,7 @@ def micro_batches(
     per_pass = len(samples) // together
     if per_pass < 1:
         raise DataError(
-            f"the training text gives {len(samples)} samples, a batch over all processes needs "
+            f"the text gives {len(samples)} samples, a batch over all processes needs "
             f"{together}: use more text, a smaller batch or a shorter seq_length"
         )
     number = start

@@ -38,7 +38,9 @@ def training_bytes(config: Config, shape: ModelShape, micro: int, ranks: int) ->
     count = parameter_count(shape)
     masters = 0 if size == 4 else 4
     split = [1 if config.zero_stage < stage else ranks for stage in (3, 2, 1)]
-    state = count * (size // split[0] or 1) + count * 4 // split[1] + count * (8 + masters) // split[2]
+    state = (
+        count * (size // split[0] or 1) + count * 4 // split[1] + count * (8 + masters) // split[2]
+    )
     tokens = micro * config.seq_length
     # Tensors of the model's width that a layer keeps for its backward: norms, q k v, output, MLP.
     kept = 2 if shape.checkpoint_activations else 16

@@ -15,7 +15,7 @@ import torch
 
 from data_prep.errors import DataError
 from megatron_patches.analysis.rows import Row, append_rows, cell_key, read_rows
-from megatron_patches.config import Config, config_sha
+from megatron_patches.config import Config, ConfigError, config_sha
 from megatron_patches.standalone import checkpoint, provenance
 from megatron_patches.standalone.data import sources, token_stream
 from megatron_patches.standalone.model import GPT
@@ -122,9 +122,12 @@ class Evaluation:
         self.tokens, self.datasets = token_stream(self.config, request.split)
         if request.max_tokens is not None:
             self.tokens = self.tokens[: request.max_tokens]
-        self.plan = Plan(
-            request.protocol, len(self.tokens), request.lengths, request.stride, request.last_k
-        )
+        try:
+            self.plan = Plan(
+                request.protocol, len(self.tokens), request.lengths, request.stride, request.last_k
+            )
+        except ValueError as error:  # a question that cannot be asked, whatever the text
+            raise ConfigError(str(error)) from error
         largest = int(self.tokens.max())
         if largest >= self.model.shape.vocabulary:
             raise DataError(
@@ -172,7 +175,13 @@ class Evaluation:
     def row(self, length: int, advance: Callable[[int], None] = lambda tokens: None) -> Row:
         """One cell; a refusal or failure is a row, too, so that nothing goes missing in silence."""
         cell = {**self.common, "eval_length": length, "stride": self.plan.stride_at(length) or 1}
-        nothing = {"loss": None, "perplexity": None, "bits_per_byte": None, "tokens": 0, "windows": 0}
+        nothing = {
+            "loss": None,
+            "perplexity": None,
+            "bits_per_byte": None,
+            "tokens": 0,
+            "windows": 0,
+        }
         begun = time.perf_counter()
         try:
             self.model.position_method.can_read(length)

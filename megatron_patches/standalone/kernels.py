@@ -36,7 +36,9 @@ def _of_method(
     if method.tier != "table":
         return []
     distances = sampled_distances(longest)
-    at = torch.tensor(distances, device=next(iter(method.state_dict().values()), torch.empty(0)).device)
+    at = torch.tensor(
+        distances, device=next(iter(method.state_dict().values()), torch.empty(0)).device
+    )
     bias_HD, weight_HD = method.bias(at), method.weight(at)
     if bias_HD is None and weight_HD is None:
         return []

@@ -93,9 +93,7 @@ class Attention(nn.Module):
             self.add_module(method.module_name, method)
         self._method = (method,)  # a tuple hides it from nn.Module's registration
 
-    def forward(
-        self, x_BLC: Tensor, cache: Cache | None, padding_BK: Tensor | None
-    ) -> Tensor:
+    def forward(self, x_BLC: Tensor, cache: Cache | None, padding_BK: Tensor | None) -> Tensor:
         batch, length, width = x_BLC.shape
         shape, (method,) = self.shape, self._method
         # NeoX orders the rows by head: query, key and value rows of head 0, then of head 1, ...
@@ -147,14 +145,10 @@ class Layer(nn.Module):
         self.parallel = shape.parallel_residual
         self.input_layernorm = nn.LayerNorm(shape.hidden_size, eps=shape.layernorm_epsilon)
         self.attention = Attention(shape, index, method)
-        self.post_attention_layernorm = nn.LayerNorm(
-            shape.hidden_size, eps=shape.layernorm_epsilon
-        )
+        self.post_attention_layernorm = nn.LayerNorm(shape.hidden_size, eps=shape.layernorm_epsilon)
         self.mlp = MLP(shape)
 
-    def forward(
-        self, x_BLC: Tensor, cache: Cache | None, padding_BK: Tensor | None
-    ) -> Tensor:
+    def forward(self, x_BLC: Tensor, cache: Cache | None, padding_BK: Tensor | None) -> Tensor:
         attention = self.attention(self.input_layernorm(x_BLC), cache, padding_BK)
         if self.parallel:
             return x_BLC + attention + self.mlp(self.post_attention_layernorm(x_BLC))
@@ -279,9 +273,7 @@ class GPT(nn.Module):
 
     def position_parameters(self) -> list[nn.Parameter]:
         """Learned parameters of the attention's position method, each once."""
-        found = {
-            id(p): p for m in self.methods if m.place == "attention" for p in m.parameters()
-        }
+        found = {id(p): p for m in self.methods if m.place == "attention" for p in m.parameters()}
         return list(found.values())
 
     def parameter_count(self) -> int:

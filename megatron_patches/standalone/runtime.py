@@ -90,6 +90,10 @@ def import_deepspeed() -> Any:
     module = sys.modules.get("deepspeed.comm.torch")
     if module is not None and hasattr(module, "build_shm_op"):
         module.build_shm_op = lambda: None  # type: ignore[attr-defined]
+    # Its bfloat16 optimizer prints the memory in use eight times while it is made.
+    module = sys.modules.get("deepspeed.runtime.bf16_optimizer")
+    if module is not None and hasattr(module, "see_memory_usage"):
+        module.see_memory_usage = lambda *_, **__: None  # type: ignore[attr-defined]
     return deepspeed
 
 

@@ -6,6 +6,7 @@ import hashlib
 import math
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -155,7 +156,9 @@ class Trainer:
         asked = (config.train_iters // config.eval_interval + 1) * config.eval_iters
         samples = self._samples("valid", length, asked)
         batches = micro_batches(samples, self.batch.micro, self.world.rank, self.world.size, 0)
-        return [torch.from_numpy(next(batches)[1]) for _ in range(config.eval_iters)]
+        # One of NeoX's evaluation steps is as many micro batches as a training step.
+        count = config.eval_iters * self.batch.accumulation
+        return [torch.from_numpy(next(batches)[1]) for _ in range(count)]
 
     def _engine(self) -> Any:
         config, params = self.config, self.config.optimizer.params
@@ -254,6 +257,7 @@ class Trainer:
             if logged:
                 mean = self._mean_loss(torch.stack(losses).mean())
                 seconds = time.perf_counter() - since
+                statistics = self._position_statistics()
                 if watch is not None:
                     watch.step(
                         {
@@ -265,7 +269,7 @@ class Trainer:
                             "tokens_per_second": len(losses) * tokens_per_step / seconds,
                             "steps_per_second": len(losses) / seconds,
                             "consumed_sha": self.consumed_sha,
-                            **self._position_statistics(),
+                            **statistics,
                         }
                     )
                 since, losses = time.perf_counter(), []
@@ -302,24 +306,37 @@ class Trainer:
             record = f"{self.consumed_sha} {sample}".encode()
             self.consumed_sha = hashlib.sha256(record).hexdigest()[:16]
 
+    def _whole(self, write: bool) -> Any:
+        """A context in which position parameters are whole: ZeRO 3 may leave a slice on each rank."""
+        # Small ones usually stay whole; gathering those would end with DeepSpeed slicing them.
+        sliced = [
+            p for p in self.model.position_parameters() if hasattr(p, "ds_id") and not p.numel()
+        ]
+        if not sliced:
+            return nullcontext()
+        from deepspeed.runtime.zero import GatheredParameters
+
+        return GatheredParameters(sliced, modifier_rank=0 if write else None)
+
     def _project(self) -> None:
         """Legal position parameters after every update, also in the optimizer's own copies."""
-        for method in dict.fromkeys(self.model.methods):
-            outside = [
-                (method.get_parameter(name), low, high)
-                for name, (low, high) in method.bounds.items()
-                if bool(((p := method.get_parameter(name)) < low).any() or (p > high).any())
-            ]
-            if outside and (self.config.zero_stage or self.config.torch_dtype_name != "float32"):
-                # ZeRO and half precision update a copy of their own and overwrite the parameter.
-                from deepspeed.utils import safe_get_full_fp32_param, safe_set_full_fp32_param
-
-                for parameter, low, high in outside:
-                    value = safe_get_full_fp32_param(parameter)
-                    if value is not None:
-                        safe_set_full_fp32_param(parameter, value.clamp(low, high))
-            if outside:
+        methods = [method for method in dict.fromkeys(self.model.methods) if method.bounds]
+        outside: list[tuple[torch.nn.Parameter, float, float]] = []
+        with self._whole(write=True):
+            for method in methods:
+                for name, (low, high) in method.bounds.items():
+                    parameter = method.get_parameter(name)
+                    if bool(((parameter < low) | (parameter > high)).any()):
+                        outside.append((parameter, low, high))
                 method.project_()
+        if self.config.zero_stage or self.config.torch_dtype_name != "float32":
+            # ZeRO and half precision update a copy of their own and overwrite the parameter.
+            from deepspeed.utils import safe_get_full_fp32_param, safe_set_full_fp32_param
+
+            for parameter, low, high in outside:
+                value = safe_get_full_fp32_param(parameter)
+                if value is not None:
+                    safe_set_full_fp32_param(parameter, value.clamp(low, high))
 
     def _mean_loss(self, mean: torch.Tensor) -> float:
         if self.world.size > 1:
@@ -340,14 +357,13 @@ class Trainer:
         return self._norm if norm is None else float(norm)
 
     def _position_statistics(self) -> dict[str, float]:
+        """All ranks call it: under ZeRO 3 they put the parameters together."""
         methods = list(dict.fromkeys(self.model.methods))
+        with self._whole(write=False):
+            found = [method.statistics() for method in methods]
         if len(methods) == 1:
-            return {f"position/{k}": v for k, v in methods[0].statistics().items()}
-        return {
-            f"position/layer{i}/{k}": v
-            for i, method in enumerate(methods)
-            for k, v in method.statistics().items()
-        }
+            return {f"position/{k}": v for k, v in found[0].items()}
+        return {f"position/layer{i}/{k}": v for i, own in enumerate(found) for k, v in own.items()}
 
     @torch.no_grad()
     def _validate(self, watch: Watch | None, rate: float) -> None:
@@ -394,12 +410,13 @@ class Trainer:
         """Name the first tensor that is not finite: parameter, gradient, or output of a module."""
         where = f"loss is not finite at iteration {self.step + 1} on rank {self.world.rank}: "
         for name, parameter in self.model.named_parameters():
-            if not torch.isfinite(parameter).all():
+            # ZeRO 3 keeps a slice of each on every rank.
+            if not torch.isfinite(getattr(parameter, "ds_tensor", parameter)).all():
                 return where + f"parameter {name} holds NaN or infinity"
         for name, parameter in self.model.named_parameters():
             if parameter.grad is not None and not torch.isfinite(parameter.grad).all():
                 return where + f"the gradient of {name} holds NaN or infinity"
-        if text is None:
+        if text is None or self.config.zero_stage == 3:  # there a forward pass needs all ranks
             return where + "no parameter or gradient is the cause; lower the learning rate"
         found: list[str] = []
 

@@ -7,7 +7,6 @@ pipeline stages and the KERPLE authors' fork). RR counts tensor-parallel shards,
 
 from __future__ import annotations
 
-import pickle
 import re
 from collections import defaultdict
 from collections.abc import Sequence
@@ -85,9 +84,17 @@ def safe_load(path: Path, also: Sequence[Any] = ()) -> Any:
     try:
         with torch.serialization.safe_globals([*_allowed_globals(), *also]):
             return torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
-        reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else repr(error)
-        raise CheckpointError(f"{path}: damaged, or holds more than weights ({reason})") from error
+    except Exception as error:  # a damaged pickle raises whatever its first wrong step does
+        raise CheckpointError(
+            f"{path}: damaged, or holds more than weights ({_why(error)})"
+        ) from error
+
+
+def _why(error: Exception) -> str:
+    """The cause alone: torch's message goes on to advise loading the file without this care."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    told = [line for line in lines if line and "weights_only" not in line and "failed" not in line]
+    return told[0].split(" was not an allowed")[0][:200] if told else type(error).__name__
 
 
 def _tensors(path: Path, mapping: Any, prefix: str = "") -> State:
@@ -173,7 +180,9 @@ def merge_shards(shards: list[State], model: GPT) -> State:
         if dimension is not None:
             merged[key] = torch.cat(parts, dim=dimension)
         elif any(not torch.equal(parts[0], part) for part in parts[1:]):
-            raise CheckpointError(f"{key}: should be the same on all tensor-parallel shards, is not")
+            raise CheckpointError(
+                f"{key}: should be the same on all tensor-parallel shards, is not"
+            )
         else:
             merged[key] = parts[0]
     return merged
@@ -215,7 +224,9 @@ def fill(model: GPT, state: State, source: str) -> None:
     if problems:
         shown = "\n  ".join(problems[:20])
         more = f"\n  and {len(problems) - 20} more" if len(problems) > 20 else ""
-        raise CheckpointError(f"{source} does not fit this {model.shape.pos_emb} model:\n  {shown}{more}")
+        raise CheckpointError(
+            f"{source} does not fit this {model.shape.pos_emb} model:\n  {shown}{more}"
+        )
     model.load_state_dict(kept, strict=True)
 
 

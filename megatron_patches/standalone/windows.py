@@ -50,7 +50,9 @@ class Plan:
         if self.protocol == "sliding" and not self.stride:
             raise ValueError("protocol sliding needs --stride")
         if self.protocol in ("nonoverlap", "position") and self.stride:
-            raise ValueError(f"protocol {self.protocol} has no stride: its windows lie side by side")
+            raise ValueError(
+                f"protocol {self.protocol} has no stride: its windows lie side by side"
+            )
         if self.protocol == "last" and not self.last_k:
             raise ValueError("protocol last needs --last-k")
         if self.protocol != "last" and self.last_k:

@@ -12,11 +12,17 @@ from megatron_patches.attention import attend
 from megatron_patches.positions import Geometry, PositionMethod, build
 
 HEADS, HEAD_DIM = 3, 8
+ANYWHERE = ("reference", "chunked")  # these refuse nothing and need nothing but torch
 
 
 def make(name: str, heads: int = HEADS, head_dim: int = HEAD_DIM, **options: Any) -> PositionMethod:
     return build(
-        name, heads=heads, head_dim=head_dim, hidden_size=heads * head_dim, max_length=512, **options
+        name,
+        heads=heads,
+        head_dim=head_dim,
+        hidden_size=heads * head_dim,
+        max_length=512,
+        **options,
     )
 
 
@@ -65,19 +71,27 @@ def assert_same(
     found: tuple[Tensor, list[Tensor | None]],
     expected: tuple[Tensor, list[Tensor | None]],
     tolerance: float,
+    budget: tuple[Tensor, list[Tensor | None]] | None = None,
 ) -> None:
-    """Outputs and all gradients agree, relative to the largest number of each tensor."""
-    pairs = [(found[0], expected[0]), *zip(found[1], expected[1], strict=True)]
-    for index, (ours, theirs) in enumerate(pairs):
-        if ours is None or theirs is None:
+    """Outputs and all gradients agree, relative to the largest number of each tensor.
+
+    Gradients of parameters are sums over all rows and keys: four times the tolerance. `budget` is what the
+    oracle gives in the same dtype: being as close as that is always enough, for some sums cancel.
+    """
+    everything = [(out, *grads) for out, grads in (found, expected, budget or expected)]
+    for index, (ours, theirs, allowed) in enumerate(zip(*everything, strict=True)):
+        if ours is None or theirs is None or allowed is None:
             # None and zeros both say: no effect. The oracle may not even touch a table that `chunked`
             # reads, and the other way round.
-            rest = ours if ours is not None else theirs
-            assert rest is None or not rest.any(), f"tensor {index}"
+            assert all(t is None or not t.any() for t in (ours, theirs)), f"tensor {index}"
             continue
-        scale = max(1.0, float(theirs.double().abs().max())) if theirs.numel() else 1.0
-        error = float((ours.double() - theirs.double()).abs().max()) if ours.numel() else 0.0
-        assert error <= tolerance * scale, f"tensor {index} is off by {error:.2g} of {scale:.2g}"
+        if not theirs.numel():
+            continue
+        wide = theirs.double()
+        limit = tolerance * max(1.0, float(wide.abs().max())) * (4 if index > 3 else 1)
+        limit = max(limit, float((allowed.double() - wide).abs().max()))
+        error = float((ours.double() - wide).abs().max())
+        assert error <= limit, f"tensor {index} is off by {error:.2g}, allowed {limit:.2g}"
 
 
 class Slanted(PositionMethod):
@@ -120,4 +134,6 @@ class Counting(PositionMethod):
         gates = torch.sigmoid(scores_BHQK) * visible_QK
         later = gates.flip(-1).cumsum(-1).flip(-1)
         strength = 1.0 + query_BHQD.mean(-1, keepdim=True).square()
-        return scores_BHQK - self.slope * later * strength / (1.0 + query_position_Q[:, None]).sqrt()
+        return (
+            scores_BHQK - self.slope * later * strength / (1.0 + query_position_Q[:, None]).sqrt()
+        )

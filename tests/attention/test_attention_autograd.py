@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from attention_cases import HEAD_DIM, HEADS, assert_same, make, outcome, padding, tensors
+from attention_cases import ANYWHERE, HEAD_DIM, HEADS, assert_same, make, outcome, padding, tensors
 from torch.utils.checkpoint import checkpoint
 
-from megatron_patches.attention import IMPLEMENTATIONS, attend
+from megatron_patches.attention import attend
 from megatron_patches.positions import names
 
 LEARNED = [
-    name
-    for name in names()
-    if make(name).place == "attention" and list(make(name).parameters())
+    name for name in names() if make(name).place == "attention" and list(make(name).parameters())
 ]
 
 
@@ -86,7 +84,9 @@ LAYOUTS = {
     "every-other": lambda: [
         torch.stack([t, -t], dim=-1).flatten(-2)[..., ::2] for t in tensors(150)
     ],
-    "heads-last": lambda: [t.permute(2, 3, 0, 1).contiguous().permute(2, 3, 0, 1) for t in tensors(150)],
+    "heads-last": lambda: [
+        t.permute(2, 3, 0, 1).contiguous().permute(2, 3, 0, 1) for t in tensors(150)
+    ],
     "expanded-batch": lambda: [t.expand(2, -1, -1, -1) for t in tensors(150)],
     "shared-heads": lambda: [
         q if i == 0 else q[:, :1].expand(-1, HEADS, -1, -1) for i, q in enumerate(tensors(150))
@@ -110,7 +110,7 @@ def test_layouts_in_memory(layout, dtype, pad):
 
 def test_a_noncontiguous_upstream_gradient():
     method, grads = make("kerple_log"), []
-    for impl in IMPLEMENTATIONS:
+    for impl in ANYWHERE:
         qkv = [t.requires_grad_() for t in tensors(150)]
         out = attend(*qkv, method, impl=impl)
         weights = torch.arange(out.numel(), dtype=torch.float64).sin().view(out.shape[::-1])
@@ -121,7 +121,7 @@ def test_a_noncontiguous_upstream_gradient():
         torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+@pytest.mark.parametrize("impl", ANYWHERE)
 def test_zero_queries_or_an_empty_batch(impl):
     for shape in ({"queries": 0, "keys": 5}, {"queries": 4, "batch": 0}):
         qkv = [t.requires_grad_() for t in tensors(**shape)]

@@ -15,30 +15,35 @@ TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}
 
 # queries, keys, batch, and the optional arguments; `pad` is read by attention_cases.padding.
 SHAPES = {
-    "1": dict(queries=1),
-    "17": dict(queries=17, batch=2),
-    "127": dict(queries=127),
-    "128": dict(queries=128),
-    "129": dict(queries=129, batch=3),
-    "255": dict(queries=255),
-    "257": dict(queries=257, batch=2),
-    "333": dict(queries=333),
-    "decode": dict(queries=1, keys=300),
-    "fewer-queries": dict(queries=130, keys=333, batch=2),
-    "offset-0": dict(queries=20, keys=50, query_offset=0),
-    "offset-middle": dict(queries=140, keys=333, query_offset=77),
-    "window-1": dict(queries=257, window=1),
-    "window-50": dict(queries=333, window=50, batch=2),
-    "window-128": dict(queries=300, window=128),
-    "window-too-long": dict(queries=129, window=500),
-    "window-offset": dict(queries=140, keys=333, query_offset=100, window=50),
-    "pad-right": dict(queries=257, batch=3, pad=(0, 1, 200)),
-    "pad-left": dict(queries=129, batch=3, pad=(-1, -128, 0)),
-    "pad-all": dict(queries=130, batch=2, pad=(130, -7)),
-    "pad-window": dict(queries=300, batch=2, pad=(60, -140), window=50),
-    "pad-window-offset": dict(
-        queries=140, keys=333, batch=3, pad=(100, -150, 333), window=50, query_offset=90
-    ),
+    "1": {"queries": 1},
+    "17": {"queries": 17, "batch": 2},
+    "127": {"queries": 127},
+    "128": {"queries": 128},
+    "129": {"queries": 129, "batch": 3},
+    "255": {"queries": 255},
+    "257": {"queries": 257, "batch": 2},
+    "333": {"queries": 333},
+    "decode": {"queries": 1, "keys": 300},
+    "fewer-queries": {"queries": 130, "keys": 333, "batch": 2},
+    "offset-0": {"queries": 20, "keys": 50, "query_offset": 0},
+    "offset-middle": {"queries": 140, "keys": 333, "query_offset": 77},
+    "window-1": {"queries": 257, "window": 1},
+    "window-50": {"queries": 333, "window": 50, "batch": 2},
+    "window-128": {"queries": 300, "window": 128},
+    "window-too-long": {"queries": 129, "window": 500},
+    "window-offset": {"queries": 140, "keys": 333, "query_offset": 100, "window": 50},
+    "pad-right": {"queries": 257, "batch": 3, "pad": (0, 1, 200)},
+    "pad-left": {"queries": 129, "batch": 3, "pad": (-1, -128, 0)},
+    "pad-all": {"queries": 130, "batch": 2, "pad": (130, -7)},
+    "pad-window": {"queries": 300, "batch": 2, "pad": (60, -140), "window": 50},
+    "pad-window-offset": {
+        "queries": 140,
+        "keys": 333,
+        "batch": 3,
+        "pad": (100, -150, 333),
+        "window": 50,
+        "query_offset": 90,
+    },
 }
 
 
@@ -55,10 +60,13 @@ def case(shape: dict, dtype: torch.dtype) -> tuple[list, dict]:
 @pytest.mark.parametrize("name", METHODS)
 def test_float32_outputs_and_gradients(name, shape):
     qkv, arguments = case(SHAPES[shape], torch.float32)
-    expected = outcome("reference", make(name).to_float64_(), [t.double() for t in qkv], **arguments)
+    expected = outcome(
+        "reference", make(name).to_float64_(), [t.double() for t in qkv], **arguments
+    )
     found = outcome("chunked", make(name), qkv, **arguments)
     assert found[0].dtype == torch.float32
-    assert_same(found, expected, TOLERANCE[torch.float32])
+    budget = outcome("reference", make(name), qkv, **arguments)
+    assert_same(found, expected, TOLERANCE[torch.float32], budget)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -113,19 +121,22 @@ def plain_half(method, q, k, v):
 @pytest.mark.parametrize("name", METHODS)
 def test_low_precision_inputs_have_float32_scores(name, dtype, pad):
     qkv = tensors(200, head_dim=32, dtype=dtype)
+    qkv[0] = qkv[0] * 3  # scores large enough for their rounding to count
     # An empty padding mask takes the path without the fused kernel.
     arguments = {"key_padding_mask": padding(1, 200, (0,))} if pad else {}
-    exact = [t.double() for t in qkv]
     method = make(name, head_dim=32)
-    expected = outcome("reference", method, exact)
+    expected = outcome("reference", method, [t.double() for t in qkv])
     found = outcome("chunked", method, qkv, **arguments)
     assert found[0].dtype == dtype
-    half = plain_half(method, *qkv).double()
-    # Rotary hands its result over in the dtype of q; everything behind that is exact for both.
-    budget = 0.5 if method.transform(*qkv[:2], torch.arange(200))[0] is qkv[0] else 1.0
-    error = (found[0].double() - expected[0]).norm()
-    assert error <= budget * (half - expected[0]).norm()
-    assert_same(found, expected, 0.02 if dtype == torch.bfloat16 else 0.003)
+
+    def error(out):
+        return float((out.detach().double() - expected[0]).norm())
+
+    # Nobody gets below the rounding of the exact output to this dtype.
+    assert error(found[0]) <= max(
+        0.5 * error(plain_half(method, *qkv)), 1.01 * error(expected[0].to(dtype))
+    )
+    assert_same(found, expected, 0.03 if dtype == torch.bfloat16 else 0.004)
 
 
 @pytest.mark.parametrize("name", METHODS)

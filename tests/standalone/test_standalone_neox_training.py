@@ -22,6 +22,8 @@ DATA = tools.GOLDENS / "neox_data"
 TRAINING = tools.GOLDENS / "neox" / "training"
 RUNS = sorted((tools.GOLDENS / "neox" / "runs").glob("*.json"))
 METHODS = ("kerple_log", "alibi")
+# Of the last weights the repository holds one method's only: they are large.
+FINAL = [name for name in METHODS if (TRAINING / f"{name}-main.final.safetensors").exists()]
 
 
 def golden(method: str, variant: str) -> dict[str, Any]:
@@ -100,18 +102,20 @@ def test_validation(runs, method, variant):
     assert mean == pytest.approx(row["validation_loss"], rel=1e-6)
 
 
+@pytest.mark.parametrize("method", FINAL, indirect=True)
 def test_final_weights(runs, method):
-    stored = TRAINING / f"{method}-main.final.safetensors"
-    if not stored.exists():
-        pytest.skip("only one method's final weights are in the repository")
-    wanted, found = load_file(stored), tools.weights(runs["main"])
+    wanted = load_file(TRAINING / f"{method}-main.final.safetensors")
+    found = tools.weights(runs["main"])
     assert set(found) == set(wanted)
     for key, tensor in found.items():
         ours, theirs = tensor, wanted[key]
         if key.endswith("query_key_value.bias"):
             # The key rows have no true gradient; Adam enlarges rounding noise there.
             ours, theirs = (t.view(12, 3, 8)[:, [0, 2]] for t in (ours, theirs))
-        torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=0, msg=key)
+        difference = (ours - theirs).abs()
+        assert difference.quantile(0.999) < 1e-5, key
+        # A weight that almost no token reaches has a gradient of rounding noise, too.
+        assert difference.max() < 2e-4, key
 
 
 def test_the_fed_batches(method, tmp_path):

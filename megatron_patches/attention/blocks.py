@@ -1,0 +1,74 @@
+"""The pieces of work that `chunked` cuts attention into, and the softmax of one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+FORWARD_CHUNK = 256  # queries per call; larger chunks compute more of the masked future
+BACKWARD_CHUNK = 128
+FORWARD_BYTES = 1 << 21  # keys and values of the heads of one call should stay in the cache
+LOG2E = 1.4426950408889634
+BACKWARD_SCORES = 1 << 18  # floats in one block of scores: 1 MB, the second-level cache
+
+
+def block_shape(batch: int, heads: int, keys: int) -> tuple[int, int]:
+    """Samples and heads whose scores of one chunk fit the cache together."""
+    budget = max(1, BACKWARD_SCORES // (BACKWARD_CHUNK * keys))
+    samples = min(batch, budget)
+    return samples, max(1, min(heads, budget // samples))
+
+
+def blocks(batch: int, heads: int, keys: int, eps: float) -> Iterator[tuple[slice, slice]]:
+    """Slices of batch and heads to compute together; single heads where they may skip keys."""
+    samples, group = block_shape(batch, heads, keys)
+    group = 1 if eps else group
+    for first_sample in range(0, batch, samples):
+        for first_head in range(0, heads, group):
+            yield (
+                slice(first_sample, min(first_sample + samples, batch)),
+                slice(first_head, min(first_head + group, heads)),
+            )
+
+
+def probabilities(
+    q_NCD: Tensor,
+    kT_NDE: Tensor,
+    bias_GCE: Tensor,
+    weight_GCE: Tensor | None,
+    padding_SE: Tensor | None,
+    scale: float,
+    samples: int,
+) -> tuple[Tensor, Tensor | None]:
+    """Softmax of one chunk, `[samples, group, rows, keys]`, and its scaled scores where a factor acts."""
+    group, rows, width = bias_GCE.shape
+    shape = (samples, group, rows, width)
+    raw = None
+    if weight_GCE is None:
+        scores = bias_GCE.expand(shape).contiguous()
+        scores.view(-1, rows, width).baddbmm_(q_NCD, kT_NDE, alpha=scale)
+    else:
+        raw = torch.bmm(q_NCD, kT_NDE).mul_(scale).view(shape)
+        scores = torch.addcmul(bias_GCE, raw, weight_GCE)
+    if padding_SE is None:
+        return torch.softmax(scores, -1), raw
+    hidden = padding_SE[:, None, None, :]
+    # Finite, so that a row without visible keys survives the softmax and then becomes zeros.
+    scores.masked_fill_(hidden, torch.finfo(scores.dtype).min)
+    return torch.softmax(scores, -1).masked_fill_(hidden, 0.0), raw
+
+
+def probabilities_again(
+    q_NCD: Tensor, kT_NDE: Tensor, bias2_GCE: Tensor, lse2_SGC1: Tensor, scale: float
+) -> Tensor:
+    """The same from the forward's log-sum-exp, `[samples, group, rows, keys]`; no factor, no padding.
+
+    `bias2` and `lse2` are in units of log 2. On the CPU `exp` is up to 35 times slower where its result
+    is denormal, as it is for far keys under a steep bias; `exp2` is not.
+    """
+    scores = bias2_GCE - lse2_SGC1
+    flat = scores.view(-1, *bias2_GCE.shape[1:])
+    flat.baddbmm_(q_NCD, kT_NDE, alpha=scale * LOG2E).exp2_()
+    return scores

@@ -1,0 +1,92 @@
+"""Expected peak memory of one attention call above its inputs, for planning before a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from megatron_patches.attention import blocks
+
+WORD = 4  # scores, tables and softmax are float32
+
+
+@dataclass(frozen=True)
+class Size:
+    """One call: `itemsize` bytes an element of q; `gradients` counts forward and backward."""
+
+    batch: int
+    heads: int
+    queries: int
+    keys: int
+    head_dim: int
+    itemsize: int = 4
+    gradients: bool = False
+
+    @property
+    def q(self) -> int:
+        """Bytes of q, and of the output."""
+        return self.batch * self.heads * self.queries * self.head_dim * self.itemsize
+
+    @property
+    def k(self) -> int:
+        return self.batch * self.heads * self.keys * self.head_dim * self.itemsize
+
+
+def peak_bytes(name: str, size: Size) -> int:
+    """Bytes above q, k, v at the worst moment of one call of an implementation.
+
+    Raises ValueError for an implementation without a formula.
+    """
+    if name not in _FORMULAS:
+        raise ValueError(f"no memory formula for attention implementation {name!r}")
+    return _FORMULAS[name](size)
+
+
+def _table(size: Size) -> int:
+    """The table, its reversed copy with room for the future, and what its formula leaves behind."""
+    return 3 * size.heads * (size.keys + blocks.FORWARD_CHUNK) * WORD
+
+
+def _reference(size: Size) -> int:
+    matrix = size.queries * size.keys * WORD
+    scores = size.batch * size.heads * matrix
+    # Forward: scores, the masked copy and the probabilities at once. For the backward the scores before
+    # the bias, the probabilities and two gradients of that size live together.
+    kept = 6 if size.gradients else 3
+    return kept * scores + 3 * size.heads * matrix + 2 * matrix + size.q + (size.q + 2 * size.k)
+
+
+def _chunked(size: Size) -> int:
+    forward = size.q + _chunked_group(size) + _table(size)
+    if not size.gradients:
+        return forward
+    samples, heads = blocks.block_shape(size.batch, size.heads, size.keys)
+    rows = min(blocks.BACKWARD_CHUNK, size.queries)
+    wide = samples * heads * WORD
+    # float32 copies of q, dO, k, v and the sums of dk, dv for the block at hand
+    copies = wide * size.head_dim * (2 * size.queries + 4 * size.keys)
+    # scores, probabilities, their gradient, and the buffer of the diagonal sums
+    scores = wide * rows * (3 * size.keys + size.keys + rows)
+    grads = size.q + 2 * size.k
+    delta = 2 * size.batch * size.heads * size.queries * WORD
+    products = 2 * size.batch * size.heads * size.queries * size.head_dim * WORD
+    table = 2 * size.heads * (size.keys + rows) * WORD
+    return (
+        size.q + _table(size) + table + grads + max(delta + products, delta // 2 + copies + scores)
+    )
+
+
+def _chunked_group(size: Size) -> int:
+    """Copies of q, k and v for the heads of one call of the fused kernel."""
+    per_head = 2 * size.batch * size.keys * size.head_dim * size.itemsize
+    group = max(1, min(size.heads, blocks.FORWARD_BYTES // per_head))
+    return (size.q + 2 * size.k) * group // size.heads
+
+
+def _fused(size: Size) -> int:
+    """A kernel that keeps only its output, the log-sum-exp and, backwards, the gradients."""
+    statistics = 2 * size.batch * size.heads * size.queries * WORD
+    grads = size.q + 2 * size.k if size.gradients else 0
+    return size.q + statistics + grads + _table(size) * (2 if size.gradients else 1)
+
+
+_FORMULAS = {"reference": _reference, "chunked": _chunked, "flex": _fused, "triton": _fused}

@@ -1,0 +1,83 @@
+"""How far back a head must look, so that the keys left out weigh less than eps together.
+
+Where a bias falls fast, far keys carry next to no weight. For query i the weight of key j is
+`exp(s_ij) / Z_i`. Cauchy-Schwarz bounds the content part of every score,
+`s_ij <= scale |q_i| K_i + b[d]` with K_i the largest norm among the keys so far, and the query's own
+key bounds the sum, `Z_i >= exp(s_ii)`. Keys at distance w and beyond therefore weigh at most
+
+    exp(scale |q_i| K_i - s_ii) * sum over d >= w of exp(b[d]),
+
+and the smallest w for which that is below eps, for all queries of a chunk, is where its keys may start. The
+output then differs by at most `2 eps max|v|` from the exact one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from megatron_patches.attention.problem import Sight
+
+# (first query, last query, heads) -> first key
+FirstKey = Callable[[int, int, slice], int]
+
+MARGIN = 1e-3  # in the exponent: rounding of norms and scores in float32
+
+
+class Reach:
+    """First keys of chunks of queries, for one call of attention without padding."""
+
+    def __init__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        table_HL: Tensor,
+        weight_HL: Tensor | None,
+        scale: float,
+        sight: Sight,
+    ) -> None:
+        self.sight = sight
+        dtype = table_HL.dtype
+        tail_HL = table_HL.detach().clone()
+        if sight.window is not None:
+            tail_HL[:, sight.window :] = float("-inf")
+        # log of the sum of exp(b) over all distances from d on; falls with d whatever the bias does
+        self.tail_HL = tail_HL.flip(-1).logcumsumexp(-1).flip(-1)
+        last = sight.offset + q.shape[2]
+        own_k = k[:, :, sight.offset : last]
+        own_BHQ = scale * (q.to(dtype) * own_k.to(dtype)).sum(-1)
+        norm_BHK = torch.linalg.vector_norm(k[:, :, :last].to(dtype), dim=-1)
+        largest_BHQ = norm_BHK.cummax(-1).values[:, :, sight.offset :]
+        bound_BHQ = scale * torch.linalg.vector_norm(q.to(dtype), dim=-1) * largest_BHQ
+        if weight_HL is not None:
+            own_BHQ = own_BHQ * weight_HL[:, 0, None]
+            bound_BHQ = bound_BHQ * weight_HL.abs().amax(-1)[:, None]
+        slack_BHQ = own_BHQ + table_HL[:, 0, None] - bound_BHQ
+        # Whatever the sample, a chunk of a head has one first key: the most demanding query decides.
+        self.limit_HQ = slack_BHQ.amin(0) + math.log(sight.eps) - MARGIN
+
+    def first_key(self, first: int, last: int, heads: slice) -> int:
+        """The first key that queries `[first, last)` of these heads need."""
+        limit_H = self.limit_HQ[heads, first:last].amin(-1)
+        width = int((self.tail_HL[heads] > limit_H[:, None]).sum(-1).max())
+        return max(self.sight.first_key(first), self.sight.offset + first - width + 1, 0)
+
+
+def first_keys(
+    q: Tensor,
+    k: Tensor,
+    table_HL: Tensor,
+    weight_HL: Tensor | None,
+    scale: float,
+    sight: Sight,
+) -> FirstKey:
+    """Where the keys of a chunk of queries start: by the bound above if `sight.eps` allows it.
+
+    Under padding nothing is left out: a query's own key bounds its weights only if it is visible.
+    """
+    if sight.eps and sight.padding is None:
+        return Reach(q, k, table_HL, weight_HL, scale, sight).first_key
+    return lambda first, last, heads: sight.first_key(first)

@@ -1,0 +1,46 @@
+"""Methods beyond a table of distances: they run chunk by chunk, recomputed in the backward."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from attention_cases import Counting, Slanted, assert_same, outcome, padding, tensors
+
+TIERS = {"positional": Slanted, "content": Counting}
+SHAPES = {
+    "short": ((5,), {}),
+    "chunks": ((333,), {}),
+    "decode": ((1, 200), {}),
+    "offset": ((140, 333), {"query_offset": 77}),
+    "window": ((333,), {"window": 50}),
+    "window-offset": ((140, 333), {"query_offset": 100, "window": 130}),
+    "pad": ((300,), {"key_padding_mask": padding(2, 300, (40, -150))}),
+    "pad-all-window": ((300,), {"key_padding_mask": padding(2, 300, (300, -150)), "window": 60}),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("tier", TIERS)
+def test_chunked_equals_the_reference(tier, shape, dtype):
+    lengths, arguments = SHAPES[shape]
+    qkv = tensors(*lengths, batch=2, dtype=dtype)
+    exact = TIERS[tier]().to_float64_()
+    expected = outcome("reference", exact, [t.double() for t in qkv], **arguments)
+    method = exact if dtype == torch.float64 else TIERS[tier]()
+    found = outcome("chunked", method, qkv, **arguments)
+    assert_same(found, expected, 1e-11 if dtype == torch.float64 else 1e-5)
+    assert all(grad is not None and grad.any() for grad in found[1]) or lengths == (1, 200)
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_the_position_of_the_query_counts(tier):
+    """Otherwise these methods would prove nothing about the offsets that chunks hand on."""
+    q, k, v = tensors(20)
+    method = TIERS[tier]().to_float64_()
+    early = outcome("reference", method, (q[:, :, :4], k, v), query_offset=0)[0]
+    whole = outcome("reference", method, (q, k, v))[0]
+    torch.testing.assert_close(whole[:, :, :4], early)
+    shifted = outcome("chunked", method, (q[:, :, :4], k[:, :, 6:], v[:, :, 6:]), query_offset=8)[0]
+    true = outcome("chunked", method, (q[:, :, :4], k, v), query_offset=14, window=9)[0]
+    assert (shifted - true).abs().max() > 1e-3

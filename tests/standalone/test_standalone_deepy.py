@@ -1,0 +1,216 @@
+"""The launcher: what it refuses, what it writes, and that DeepSpeed really starts processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import standalone_tools as tools
+import yaml
+
+import deepy
+from megatron_patches.config import compose, config_sha
+from megatron_patches.standalone.checkpoint import load_model
+
+
+@pytest.fixture
+def file(text, tmp_path) -> Path:
+    path = tmp_path / "toy.yml"
+    path.write_text(yaml.safe_dump(tools.settings(text, tmp_path / "run", optimizer=None)))
+    return path
+
+
+@pytest.fixture
+def refusal(file, capsys):
+    """refusal(*arguments) -> the message with which `deepy.py train.py toy.yml ...` ends, code 2."""
+
+    def message(*arguments: str) -> str:
+        assert deepy.main(["train.py", str(file), *arguments]) == 2
+        shown = capsys.readouterr().err
+        assert shown.startswith("error: ") and "Traceback" not in shown
+        return shown
+
+    return message
+
+
+def add(file: Path, **keys: object) -> None:
+    file.write_text(yaml.safe_dump({**yaml.safe_load(file.read_text()), **keys}))
+
+
+def test_dry_run_describes_and_starts_nothing(file, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(deepy, "start", lambda *_: pytest.fail("started"))
+    assert deepy.main(["--dry-run", "train.py", str(file), "--set", "train_iters=50"]) == 0
+    shown = capsys.readouterr().out
+    assert "--set train_iters=50" in shown
+    resolved = shown[shown.index("checkpoint_factor") : shown.index("\nrun ")]
+    assert yaml.safe_load(resolved)["train_iters"] == 50
+    for line in (
+        "8,648 parameters, vocabulary 64 (padded)",
+        "kerple_log (table), shared by model",
+        "on cpu, float32",
+        "1, ZeRO stage 0",
+        "4 x 1 x 1 = 4 sequences of 32 = 128 tokens a step",
+        "50 steps, 6,400 tokens",
+        "nonoverlap at 32, 64",
+    ):
+        assert line in shown
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_resolved_file_is_what_starts(file, tmp_path, monkeypatch):
+    started = []
+    monkeypatch.setattr(deepy, "start", lambda *arguments: started.append(arguments) or 0)
+    second = tmp_path / "second.yml"
+    second.write_text("position_sharing: layer\n")
+    arguments = ["train.py", str(file), str(second), "--set", "optimizer.params.lr=2.0e-3"]
+    assert deepy.main(arguments) == 0
+    ((worker, resolved, config, processes, hosts),) = started
+    assert (worker, processes, hosts) == ("train.py", 1, None)
+    assert resolved == tmp_path / "run" / "config.yml"
+    asked = compose([file, second], ["optimizer.params.lr=2.0e-3"])
+    assert compose([resolved]) == asked == config
+    assert config_sha(compose([resolved])) == config_sha(asked)
+    assert not list((tmp_path / "run").glob(".*"))
+
+
+def test_evaluation_does_not_touch_the_run_file(file, tmp_path, monkeypatch):
+    monkeypatch.setattr(deepy, "start", lambda *_: 0)
+    assert deepy.main(["train.py", str(file)]) == 0
+    before = (tmp_path / "run" / "config.yml").read_bytes()
+    assert deepy.main(["eval.py", str(file), "--set", "eval_protocol=position"]) == 0
+    assert (tmp_path / "run" / "config.yml").read_bytes() == before
+    assert compose([tmp_path / "run" / "eval.yml"]).eval_protocol == "position"
+
+
+def test_a_folder_of_another_run(file, refusal, monkeypatch):
+    monkeypatch.setattr(deepy, "start", lambda *_: 0)
+    assert deepy.main(["train.py", str(file)]) == 0
+    assert deepy.main(["train.py", str(file), "--set", "log_interval=3"]) == 0  # the same model
+    assert "holds a run of another configuration" in refusal("--set", "seed=9")
+
+
+@pytest.mark.parametrize("with_suffix", [True, False])
+def test_the_folder_of_configurations_as_in_neox(file, tmp_path, monkeypatch, with_suffix):
+    started = []
+    monkeypatch.setattr(deepy, "start", lambda *arguments: started.append(arguments) or 0)
+    name = "toy.yml" if with_suffix else "toy"
+    assert deepy.main(["train.py", "-d", str(tmp_path), name]) == 0
+    assert started[0][2] == compose([file])
+
+
+def test_the_worker_is_one_of_three(file, capsys):
+    for worker in ("pretrain.py", "/tmp/train.py", "../train.py"):
+        assert deepy.main([worker, str(file)]) == 2
+        assert "the workers are train.py, eval.py, generate.py" in capsys.readouterr().err
+
+
+def test_the_other_engine_is_not_there_yet(refusal):
+    assert "neox" in refusal("--engine", "neox")
+
+
+def test_every_problem_of_the_files_is_told(refusal, file):
+    add(file, hiden_size=3)
+    shown = refusal("--set", "train_iters=many", "--set", "hidden_dropout=0.1")
+    assert "hiden_size" in shown and "hidden_size" in shown and "train_iters" in shown
+    assert "no such file" in refusal("nowhere.yml")
+
+
+def test_what_the_engine_cannot_honour(refusal):
+    assert "hidden_dropout" in refusal("--set", "hidden_dropout=0.1")
+
+
+def test_batches_that_do_not_fit_the_processes(refusal):
+    shown = refusal("--set", "train_batch_size=6", "--set", "num_gpus=3")
+    assert "train_batch_size" in shown and "6" in shown
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "does not exist"),
+        ("", "names no hosts"),
+        ("# only a remark\n", "names no hosts"),
+        ("node1\n", "expected `HOST slots=N`"),
+        ("node1 slots=two\n", "expected `HOST slots=N`"),
+        ("node1 gpus=2\n", "expected `HOST slots=N`"),
+        ("node1 slots=2\nnode1 slots=2\n", r"2: expected `HOST slots=N`, each host once"),
+        ("node1 slots=2 extra\n", "expected `HOST slots=N`"),
+    ],
+)
+def test_hostfiles(file, tmp_path, refusal, content, message):
+    hosts = tmp_path / "hosts"
+    if content is not None:
+        hosts.write_text(content)
+    add(file, hostfile=str(hosts))
+    assert message in refusal()
+
+
+def test_a_host_that_does_not_exist(file, tmp_path, refusal):
+    hosts = tmp_path / "hosts"
+    hosts.write_text("no-such-host.invalid slots=2\n")
+    add(file, hostfile=str(hosts), distributed_backend="nccl")
+    assert "host 'no-such-host.invalid' cannot be found" in refusal()
+
+
+def test_several_nodes_need_a_hostfile(file, refusal):
+    add(file, num_nodes=2)
+    assert "`num_nodes`" in refusal() and "hostfile" in refusal()
+
+
+def test_processes_of_a_hostfile(file, tmp_path):
+    hosts = tmp_path / "hosts"
+    hosts.write_text("a slots=4 # the first\n\nb slots=2\n")
+    add(file, hostfile=str(hosts))
+    config = compose([file])
+    found = deepy.read_hostfile(config)
+    assert found == {"a": 4, "b": 2} and deepy.process_count(config, found) == 6
+    assert deepy.process_count(compose([file], ["num_gpus=3"]), found) == 5
+
+
+def launch(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(tools.ROOT / "deepy.py"), *arguments],
+        cwd=tools.ROOT,
+        env={**tools.clean_environment(), **(env or {})},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+
+
+def test_deepspeed_starts_one_and_two_processes(file, tmp_path):
+    """One process fails as it should, two train; the file that starts is the resolved one."""
+    add(file, train_iters=2)
+    two = ["--set", "num_gpus=2", "--set", "train_micro_batch_size_per_gpu=2"]
+    done = launch("train.py", str(file), *two)
+    assert done.returncode == 0, done.stderr[-3000:]
+    folder = tmp_path / "run"
+    assert [row["tokens"] for row in tools.log(folder)] == [128, 256]
+    assert "2 process(es) on cpu" in done.stderr
+    assert load_model(folder) is not None
+
+    damaged = folder / "global_step2" / "mp_rank_00_model_states.pt"
+    damaged.write_bytes(damaged.read_bytes()[:1000])
+    alone = launch("eval.py", str(file), *two)
+    assert alone.returncode == 1
+    (line,) = [line for line in alone.stderr.splitlines() if line.startswith("error: ")]
+    assert "mp_rank_00_model_states.pt: damaged" in line and "Traceback" not in alone.stderr
+
+
+def test_the_workers_run_alone(trained):
+    """As a user calls them: plain commands, help with an example, a refusal without a traceback."""
+    for worker in deepy.WORKERS:
+        assert os.access(tools.ROOT / worker, os.R_OK)
+    done = subprocess.run(
+        [sys.executable, "eval.py", "--checkpoint", str(trained), "--lengths", "32"],
+        cwd=tools.ROOT,
+        env=tools.clean_environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "kerple_log at 32: perplexity" in done.stdout
