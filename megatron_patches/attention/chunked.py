@@ -124,7 +124,7 @@ def _fused_forward(
         some = slice(first_head, min(first_head + group, heads))
         # contiguous: a transposed view would be copied again in every chunk
         k_BGKD, v_BGKD = k[:, some].contiguous(), v[:, some].contiguous()
-        q_BGQD = q[:, some].flip(2)
+        q_BGQD = q[:, some].flip(2).contiguous()  # flip keeps the order of the strides
         for first in range(0, queries, FORWARD_CHUNK):
             last = min(first + FORWARD_CHUNK, queries)
             start, end = first_key(first, last, some), sight.offset + last

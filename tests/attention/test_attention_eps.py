@@ -87,7 +87,9 @@ def test_it_skips_where_the_bias_is_steep_and_not_where_it_is_flat():
         reach = Reach(q, k, method_of(name).table(LENGTH), None, scale, sight)
         return [reach.first_key(600, 700, slice(h, h + 1)) for h in range(HEADS)]
 
-    assert min(first_keys("alibi")[:2]) > 400  # slopes 1/4 and 1/16 reach some sixty and 250 keys
+    steep, gentle, *_ = first_keys("alibi")
+    # exp(-slope d) falls below 1e-6 at 55 and 221 keys for slopes 1/4 and 1/16; the bound costs some
+    assert steep > 500 and gentle > 300
     method = method_of("none")
     flat = torch.zeros(HEADS, LENGTH)
     assert method.table(LENGTH) is None
