@@ -219,8 +219,11 @@ def expected_split(demo: Demo, found: list[rows.Row], trend: list) -> tuple[str,
     if not flat or not rising:
         return text, True
     right = max(flat.values()) < min(rising.values())
-    claim = f"Every method that the paper shows flat ({', '.join(flat)}) stays below every one that rises there"
-    return f"{text}\n{claim} ({', '.join(rising)}): {'yes' if right else 'NO'}.", right
+    claim = (
+        f"Every method that the paper shows flat ({', '.join(flat)}) stays below every one that "
+        f"rises there ({', '.join(rising)})"
+    )
+    return f"{text}\n{claim}: {'yes' if right else 'NO'}.", right
 
 
 def main() -> int:

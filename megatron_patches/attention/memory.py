@@ -49,10 +49,10 @@ def _table(size: Size) -> int:
 def _reference(size: Size) -> int:
     matrix = size.queries * size.keys * WORD
     scores = size.batch * size.heads * matrix
-    # Forward: scores, the masked copy and the probabilities at once. For the backward the scores before
-    # the bias, the probabilities and two gradients of that size live together.
-    kept = 6 if size.gradients else 3
-    return kept * scores + 3 * size.heads * matrix + 2 * matrix + size.q + (size.q + 2 * size.k)
+    # Scores and their masked copy, with the bias and what its formula leaves; the backward keeps the
+    # probabilities and one more gradient of that size.
+    kept = 4 if size.gradients else 2
+    return kept * scores + 2 * size.heads * matrix + 2 * matrix + size.q + 2 * size.k
 
 
 def _chunked(size: Size) -> int:

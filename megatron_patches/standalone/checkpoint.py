@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,7 @@ def load_model(
     device: str | torch.device = "cpu",
     dtype: torch.dtype | None = None,
     attention: str = "auto",
+    attention_eps: float = 0.0,
 ) -> GPT:
     """A trained `GPT` in evaluation mode, from a run of the standalone engine or of GPT-NeoX.
 
@@ -87,6 +89,7 @@ def load_model(
         dtype: of weights and activations; None keeps the stored one. Position parameters and
             tables stay float32.
         attention: implementation for `attend`.
+        attention_eps: `eps` of `attend`; 0 computes exactly.
 
     Raises:
         CheckpointError: missing, surplus or wrongly shaped tensors (listed), damaged files, a
@@ -108,7 +111,7 @@ def load_model(
             f"{path}: its embedding has {rows} rows, the configuration says "
             f"padded_vocab_size {settings.padded_vocab_size}"
         )
-    model = GPT(shape_of(settings, rows))
+    model = GPT(replace(shape_of(settings, rows), attention_eps=attention_eps))
     fill(model, merge_shards(shards, model), str(path))
     stored = shards[0][embedding].dtype
     return model.to(device=device, dtype=dtype or stored).eval()

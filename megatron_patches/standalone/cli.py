@@ -104,6 +104,12 @@ def eval_main(arguments: Sequence[str] | None = None) -> int:
     made.add_argument("--batch-size", type=int, help="windows at a time; default: 4096 tokens")
     made.add_argument("--max-tokens", type=int, help="use this much of the split; default: all")
     made.add_argument("--attention", help="implementation of attention; default: auto")
+    made.add_argument(
+        "--attention-eps",
+        type=float,
+        default=0.0,
+        help="skip far keys that weigh less than this together (0: exact)",
+    )
     made.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, ...")
     made.add_argument("--output", type=Path, help="append the rows to this .jsonl file")
     made.add_argument(
@@ -129,11 +135,13 @@ def _evaluate(options: argparse.Namespace) -> int:
         request,
         config=config,
         attention=options.attention or (config.attention_impl if config else "auto"),
+        attention_eps=options.attention_eps,
         device=options.device,
     )
     output = options.output
     if output is None and options.checkpoint is None:
         output = Path(path) / "evaluation.jsonl"
+    print(evaluation.expected_memory(), flush=True)
     done = evaluation.finished(output) if options.resume and output is not None else set()
     rows = evaluation.run(output, lambda text: print(text, flush=True), skip=done)
     if output is not None:

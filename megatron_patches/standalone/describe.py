@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from megatron_patches.attention import preferences
+from megatron_patches.attention.memory import Size, peak_bytes
 from megatron_patches.config import Config, batch_arithmetic, config_sha, data_parallel_size, dump
 from megatron_patches.positions import build
 from megatron_patches.standalone.build import shape_of
@@ -49,6 +50,14 @@ def training_bytes(config: Config, shape: ModelShape, micro: int, ranks: int) ->
     return state + activations + logits
 
 
+def attention_bytes(
+    shape: ModelShape, impl: str, batch: int, length: int, gradients: bool, itemsize: int = 4
+) -> int:
+    """Expected peak of one layer's attention above q, k and v."""
+    size = Size(batch, shape.heads, length, length, shape.head_dim, itemsize, gradients)
+    return peak_bytes(impl, size)
+
+
 def describe(config: Config, processes: int) -> str:
     """Text for `--dry-run`: the resolved YAML, then what it amounts to.
 
@@ -92,5 +101,9 @@ def describe(config: Config, processes: int) -> str:
         "memory": f"about {gigabytes:.1f} GB a process (an estimate, activations included)",
         "evaluation": f"{config.eval_protocol} at {', '.join(map(str, config.eval_lengths))}",
     }
+    first = preferences(device.type, gradients=True)[0] if shape.attention == "auto" else impl
+    itemsize = BYTES[config.torch_dtype_name]
+    peak = attention_bytes(shape, first, batch.micro, config.seq_length, True, itemsize) / 1e6
+    lines["attention peak"] = f"about {peak:.0f} MB a layer in training, above q, k and v ({first})"
     width = max(map(len, lines))
     return dump(config) + "\n" + "".join(f"{k:<{width}}  {v}\n" for k, v in lines.items())

@@ -18,6 +18,7 @@ from megatron_patches.analysis.rows import Row, append_rows, cell_key, read_rows
 from megatron_patches.config import Config, ConfigError, config_sha
 from megatron_patches.standalone import checkpoint, provenance
 from megatron_patches.standalone.data import sources, token_stream
+from megatron_patches.standalone.describe import attention_bytes
 from megatron_patches.standalone.model import GPT
 from megatron_patches.standalone.windows import Plan, Window, batches
 
@@ -110,13 +111,18 @@ class Evaluation:
         *,
         config: Config | None = None,
         attention: str = "auto",
+        attention_eps: float = 0.0,
         device: str | torch.device = "cpu",
     ) -> None:
         """Loads and checks everything; raises CheckpointError, ConfigError or DataError."""
         self.path, self.request = Path(path), request
         self.config = checkpoint.read_config(path, config)
         self.model = checkpoint.load_model(
-            path, config=self.config, attention=attention, device=device
+            path,
+            config=self.config,
+            attention=attention,
+            attention_eps=attention_eps,
+            device=device,
         )
         self.step = checkpoint.step_number(checkpoint.step_folder(path))
         self.tokens, self.datasets = token_stream(self.config, request.split)
@@ -169,6 +175,9 @@ class Evaluation:
             "dtype": str(next(self.model.parameters()).dtype).removeprefix("torch."),
             "step": self.step,
             "parameters": self.model.parameter_count(),
+            "options": {"attention_eps": self.model.shape.attention_eps}
+            if self.model.shape.attention_eps
+            else {},
             "documents_isolated": False,
         }
 
@@ -214,6 +223,15 @@ class Evaluation:
             window_losses=[float(f"{value:.9g}") for value in result.windows],
             position_losses=result.positions,
         )
+
+    def expected_memory(self) -> str:
+        """A line on the attention's peak at the longest length, before anything is computed."""
+        length = max(self.request.lengths)
+        batch = self.request.batch_size or max(1, TOKENS_PER_PASS // length)
+        impl, shape = self.model.attention_name(), self.model.shape
+        itemsize = next(self.model.parameters()).element_size()
+        megabytes = attention_bytes(shape, impl, batch, length, False, itemsize) / 1e6
+        return f"attention: {impl}, about {megabytes:.0f} MB a layer at {length} tokens"
 
     def finished(self, output: str | Path) -> set[int]:
         """Lengths whose cell is in `output` already with a result."""

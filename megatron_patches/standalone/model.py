@@ -46,6 +46,7 @@ class ModelShape:
     position_sharing: str | None = None  # "model", "layer" or None = what the method prescribes
     position_options: dict[str, Any] = field(default_factory=dict)
     attention: str = "auto"
+    attention_eps: float = 0.0  # far keys may be left out below this share of the weight
     window: int | None = None  # visible keys per query, itself included
     checkpoint_activations: bool = False
 
@@ -107,6 +108,7 @@ class Attention(nn.Module):
             v,
             method,
             impl=shape.attention,
+            eps=shape.attention_eps,
             window=shape.window,
             key_padding_mask=padding_BK,
             transformed=cache is not None and method.cache == "transformed",

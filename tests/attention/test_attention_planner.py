@@ -1,0 +1,36 @@
+"""The expected peak memory against the measured one, in fresh processes."""
+
+from __future__ import annotations
+
+import pytest
+from test_attention_memory import linux, peak
+
+from megatron_patches.attention import IMPLEMENTATIONS
+from megatron_patches.attention.memory import Size, peak_bytes
+
+CASES = [
+    # implementation, length, heads, training
+    ("chunked", 4096, 12, False),
+    ("chunked", 8192, 12, False),
+    ("chunked", 2048, 12, True),
+    ("chunked", 4096, 4, True),
+    ("reference", 1024, 12, False),
+    ("reference", 1024, 12, True),
+]
+
+
+@linux
+@pytest.mark.slow
+@pytest.mark.parametrize(("impl", "length", "heads", "training"), CASES)
+def test_expected_and_measured_peak_agree(impl, length, heads, training):
+    expected = peak_bytes(impl, Size(1, heads, length, length, 64, 4, training)) / 2**20
+    measured = peak(impl, "kerple_log", length, heads, training)
+    assert abs(expected / measured - 1) < 0.25, f"expected {expected:.1f}, measured {measured:.1f} MB"
+
+
+def test_every_implementation_has_a_formula():
+    size = Size(2, 4, 100, 300, 16)
+    for name in IMPLEMENTATIONS:
+        assert 0 < peak_bytes(name, size) < peak_bytes(name, Size(2, 4, 100, 300, 16, gradients=True))
+    with pytest.raises(ValueError, match="no memory formula"):
+        peak_bytes("dense", size)
