@@ -8,8 +8,11 @@ The resolved configuration is written beside the checkpoint, and that file is wh
 from __future__ import annotations
 
 import argparse
+import base64
+import json
 import os
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
@@ -145,35 +148,31 @@ def write_resolved(config: Config, worker: str) -> Path:
 def start(
     worker: str, resolved: Path, config: Config, processes: int, hosts: dict[str, int] | None
 ) -> int:
-    """Hand over to DeepSpeed's launcher; its exit code is the worker's."""
+    """Hand over to DeepSpeed's launcher; the exit code is the worker's (1 if a signal ended it)."""
     from megatron_patches.standalone.runtime import use_cpu
 
-    arguments = ["--master_port", str(_port(config, hosts))]
     if use_cpu(config):
         # On the CPU DeepSpeed offers one slot unless LOCAL_SIZE says otherwise.
         os.environ.update(DS_ACCELERATOR="cpu", LOCAL_SIZE=str(processes))
+    command = [sys.executable, "-u", "-m"]
+    port = str(_port(config, hosts))
     if hosts is None:
-        arguments += ["--hostfile", os.devnull, "--num_gpus", str(processes)]
+        # DeepSpeed's runner would end in this same command, after looking for hosts and for ssh.
+        world = base64.urlsafe_b64encode(json.dumps({"localhost": [*range(processes)]}).encode())
+        command += ["deepspeed.launcher.launch", f"--world_info={world.decode()}"]
+        command += ["--master_addr=127.0.0.1", f"--master_port={port}", "--log_level=warning"]
     else:
         assert config.hostfile is not None
-        arguments += ["--hostfile", config.hostfile, "--launcher", config.launcher]
+        command += ["deepspeed.launcher.runner", "--master_port", port, "--log_level", "warning"]
+        command += ["--hostfile", config.hostfile, "--launcher", config.launcher]
         if config.num_gpus:
-            arguments += ["--num_gpus", str(config.num_gpus)]
+            command += ["--num_gpus", str(config.num_gpus)]
         if config.master_addr:
-            arguments += ["--master_addr", config.master_addr]
+            command += ["--master_addr", config.master_addr]
         if config.no_ssh_check:
-            arguments += ["--no_ssh_check"]
-    arguments += ["--log_level", "warning", str(ROOT / worker), str(resolved.resolve())]
-    from megatron_patches.standalone.runtime import import_deepspeed
-
-    import_deepspeed()
-    from deepspeed.launcher import runner
-
-    try:
-        runner.main(arguments)
-    except SystemExit as stop:
-        return int(stop.code or 0)
-    return 0
+            command += ["--no_ssh_check"]
+    code = subprocess.run([*command, str(ROOT / worker), str(resolved.resolve())]).returncode
+    return code if code >= 0 else 1
 
 
 def _port(config: Config, hosts: dict[str, int] | None) -> int:

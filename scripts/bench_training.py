@@ -27,8 +27,9 @@ from megatron_patches.standalone import runtime
 from megatron_patches.standalone.build import shape_of
 from megatron_patches.standalone.data import micro_batches
 from megatron_patches.standalone.model import GPT
+from megatron_patches.standalone.optimizer import parameter_groups
 from megatron_patches.standalone.schedule import learning_rate
-from megatron_patches.standalone.train import Trainer, parameter_groups
+from megatron_patches.standalone.train import Trainer
 
 VOCABULARY = 1024
 MODELS = {

@@ -9,10 +9,7 @@ Shape suffixes: B batch, L length, C hidden width, H heads, D head dimension, V 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -22,37 +19,8 @@ from torch.utils.checkpoint import checkpoint
 from megatron_patches.attention import attend
 from megatron_patches.attention.problem import Problem, Sight
 from megatron_patches.attention.selection import choose
-from megatron_patches.positions import PositionMethod, build
-
-
-@dataclass(frozen=True)
-class ModelShape:
-    """Everything that decides the parameters and the function of a `GPT`."""
-
-    layers: int
-    hidden_size: int
-    heads: int
-    vocabulary: int  # padded: rows of the embedding and of the output
-    pos_emb: str
-    max_length: int  # rows of a learned position table (NeoX's max_position_embeddings)
-    intermediate_size: int | None = None  # None = 4 x hidden_size
-    layernorm_epsilon: float = 1e-5
-    parallel_residual: bool = False  # NeoX's gpt_j_residual
-    tied_output: bool = False
-    init_method: str = "normal"
-    output_layer_init_method: str = "scaled_normal"
-    init_method_std: float = 0.02
-    seed: int = 1234
-    position_sharing: str | None = None  # "model", "layer" or None = what the method prescribes
-    position_options: dict[str, Any] = field(default_factory=dict)
-    attention: str = "auto"
-    attention_eps: float = 0.0  # far keys may be left out below this share of the weight
-    window: int | None = None  # visible keys per query, itself included
-    checkpoint_activations: bool = False
-
-    @property
-    def head_dim(self) -> int:
-        return self.hidden_size // self.heads
+from megatron_patches.positions import PositionMethod
+from megatron_patches.standalone.shape import ModelShape, initialise, position_methods
 
 
 @dataclass
@@ -188,7 +156,7 @@ class GPT(nn.Module):
                 f"num_attention_heads {shape.heads}"
             )
         self.shape = shape
-        self.methods = _position_methods(shape)
+        self.methods = position_methods(shape)
         first = self.methods[0]
         n = shape.layers
         self.sequential = nn.ModuleDict()
@@ -200,7 +168,7 @@ class GPT(nn.Module):
             self.sequential[str(n + 4)] = Output(shape)
         self._layers = range(2, n + 2)
         self._exact: dict[nn.Parameter, Tensor] = {}
-        _initialise(self, shape)
+        initialise(self, shape)
 
     @property
     def position_method(self) -> PositionMethod:
@@ -289,52 +257,3 @@ class GPT(nn.Module):
         weight = self.sequential["0"].word_embeddings.weight
         q = weight.new_zeros(1, self.position_method.owned_heads, 1, self.shape.head_dim)
         return choose(Problem(q, q, q, self.position_method, 1.0, Sight()))
-
-
-def _position_methods(shape: ModelShape) -> list[PositionMethod]:
-    def make(seed: int) -> PositionMethod:
-        return build(
-            shape.pos_emb,
-            heads=shape.heads,
-            head_dim=shape.head_dim,
-            hidden_size=shape.hidden_size,
-            max_length=shape.max_length,
-            seed=seed,
-            **shape.position_options,
-        )
-
-    method = make(shape.seed)
-    sharing = shape.position_sharing or method.sharing
-    if sharing == "model" or method.place == "embedding":
-        return [method] * shape.layers
-    return [method, *(make(shape.seed + 7919 * index) for index in range(1, shape.layers))]
-
-
-# Standard deviations as GPT-NeoX names them; `small_init` is Nguyen and Salazar (arXiv 1910.05895),
-# `wang_init` is 2 / (layers * sqrt(width)).
-_DEVIATIONS: dict[str, Callable[[ModelShape], float]] = {
-    "normal": lambda s: s.init_method_std,
-    "scaled_normal": lambda s: s.init_method_std / math.sqrt(2.0 * s.layers),
-    "small_init": lambda s: math.sqrt(2.0 / (5.0 * s.hidden_size)),
-    "wang_init": lambda s: 2.0 / (s.layers * math.sqrt(s.hidden_size)),
-}
-
-
-def _initialise(model: GPT, shape: ModelShape) -> None:
-    """Weights from a generator of their own, in layer order: the seed alone decides them."""
-    for name in (shape.init_method, shape.output_layer_init_method):
-        if name not in _DEVIATIONS:
-            raise ValueError(
-                f"init method {name!r} is not known here; known: {', '.join(_DEVIATIONS)}"
-            )
-    inner = _DEVIATIONS[shape.init_method](shape)
-    outer = _DEVIATIONS[shape.output_layer_init_method](shape)
-    generator = torch.Generator().manual_seed(shape.seed)
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Linear):
-            deviation = outer if name.endswith(("attention.dense", "mlp.linear2")) else inner
-            module.weight.data.normal_(0.0, deviation, generator=generator)
-            if module.bias is not None:
-                module.bias.data.zero_()
-        elif isinstance(module, nn.Embedding):
-            module.weight.data.normal_(0.0, inner, generator=generator)

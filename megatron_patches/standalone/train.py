@@ -6,7 +6,6 @@ import hashlib
 import math
 import time
 from collections.abc import Iterator
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ import torch
 
 from data_prep.indexed import IndexedDataset
 from megatron_patches.config import (
-    Batch,
     Config,
     ConfigError,
     batch_arithmetic,
@@ -22,17 +20,15 @@ from megatron_patches.config import (
     config_sha,
     dump,
 )
-from megatron_patches.standalone import checkpoint, provenance, runtime
+from megatron_patches.standalone import checkpoint, position_state, provenance, runtime
 from megatron_patches.standalone.build import shape_of
 from megatron_patches.standalone.data import Samples, build_samples, micro_batches, sources
+from megatron_patches.standalone.diagnose import TrainingError, first_cause
 from megatron_patches.standalone.model import GPT
+from megatron_patches.standalone.optimizer import build_engine
 from megatron_patches.standalone.runtime import World
 from megatron_patches.standalone.schedule import learning_rate
 from megatron_patches.standalone.watch import Watch
-
-
-class TrainingError(RuntimeError):
-    """The run cannot go on: a loss or a tensor is not finite."""
 
 
 def train(config: Config) -> Path:
@@ -49,67 +45,6 @@ def train(config: Config) -> Path:
     return Trainer(config, runtime.start(config)).run()
 
 
-def parameter_groups(model: GPT, config: Config) -> list[dict[str, Any]]:
-    """NeoX's rule: matrices decay, biases and norms do not. Position parameters decay only on request.
-
-    Position parameters form groups of their own: they stay float32 when the rest is bfloat16.
-    """
-    decay = config.weight_decay
-    special = {id(p) for p in model.position_parameters()}
-    position = decay if config.position_weight_decay else 0.0
-    groups: dict[tuple[str, float], list[torch.nn.Parameter]] = {}
-    for module in model.modules():
-        plain = isinstance(module, torch.nn.LayerNorm)
-        for name, parameter in module.named_parameters(recurse=False):
-            if id(parameter) in special:
-                continue
-            rate = 0.0 if plain or name == "bias" else decay
-            members = groups.setdefault((str(parameter.dtype), rate), [])
-            if all(parameter is not member for member in members):
-                members.append(parameter)
-    found = [{"params": params, "weight_decay": rate} for (_, rate), params in groups.items()]
-    if special:
-        found.append({"params": model.position_parameters(), "weight_decay": position})
-    return found
-
-
-def deepspeed_settings(config: Config, batch: Batch) -> dict[str, Any]:
-    """The part of the configuration that DeepSpeed reads itself."""
-    settings: dict[str, Any] = {
-        "train_batch_size": batch.global_,
-        "train_micro_batch_size_per_gpu": batch.micro,
-        "gradient_accumulation_steps": batch.accumulation,
-        "gradient_clipping": config.gradient_clipping,
-        "zero_optimization": config.zero_optimization or {"stage": 0},
-        "zero_allow_untested_optimizer": True,
-        "steps_per_print": 10**9,  # the progress display prints
-        "wall_clock_breakdown": config.wall_clock_breakdown,
-    }
-    if config.is_bf16:
-        settings["bf16"] = {"enabled": True}
-        # DeepSpeed accumulates float32 gradients of bfloat16 weights under ZeRO only.
-        wide = {"grad_accum_dtype": "fp32"} if config.zero_stage else None
-        if config.data_types or wide:
-            settings["data_types"] = config.data_types or wide
-    if config.is_fp16:
-        given = config.fp16 or {}
-        settings["fp16"] = {k: v for k, v in given.items() if k not in ("type", "fp16")}
-        settings["fp16"]["enabled"] = True
-    return settings
-
-
-def _forget_first_update(optimizer: Any) -> None:
-    """DeepSpeed may take a first update with zero gradients, to allocate Adam's moments.
-
-    Adam counts it, which shrinks the first real updates (to 0.74 of their size for betas 0.9 and
-    0.95); with a learning rate it would also decay the weights once.
-    """
-    inner = getattr(optimizer, "optimizer", optimizer)
-    for state in inner.state.values():
-        if isinstance(state.get("step"), torch.Tensor):
-            state["step"].zero_()
-
-
 class Trainer:
     """One rank of a run: set up in the constructor, then `run`."""
 
@@ -124,7 +59,7 @@ class Trainer:
         self.parameters = self.model.parameter_count()  # ZeRO 3 leaves nothing to count
         if config.finetune and config.load:
             checkpoint.load_weights(self.model, config.load)
-        self.engine = self._engine()
+        self.engine = build_engine(self.model, config, self.batch, world.device)
         self.step = 0
         self.provenance = self._provenance()
         self.consumed_sha = ""  # a chain over all sample numbers read so far, in their order
@@ -159,34 +94,6 @@ class Trainer:
         # One of NeoX's evaluation steps is as many micro batches as a training step.
         count = config.eval_iters * self.batch.accumulation
         return [torch.from_numpy(next(batches)[1]) for _ in range(count)]
-
-    def _engine(self) -> Any:
-        config, params = self.config, self.config.optimizer.params
-        deepspeed = runtime.import_deepspeed()
-        self.model.to(self.world.device)
-        if config.torch_dtype_name != "float32":
-            self.model.to(getattr(torch, config.torch_dtype_name))
-            # ZeRO 3 packs all weights into one buffer of one dtype: there the stored position
-            # parameters are rounded like the rest (the optimizer's own copies are float32).
-            if config.zero_stage < 3:
-                self.model.remember_positions()
-        optimizer = torch.optim.AdamW(
-            parameter_groups(self.model, config),
-            # `learning_rate` sets it before every update; 0 until then, see _forget_first_update
-            lr=0.0,
-            betas=(params.betas[0], params.betas[1]),
-            eps=params.eps,
-            # one fused kernel on both devices, without DeepSpeed's compilation at first use
-            fused=True,
-        )
-        engine, *_ = deepspeed.initialize(
-            model=self.model,
-            optimizer=optimizer,
-            config=deepspeed_settings(config, self.batch),
-            dist_init_required=False,
-        )
-        _forget_first_update(engine.optimizer)
-        return engine
 
     def _resume(self) -> None:
         config = self.config
@@ -257,7 +164,7 @@ class Trainer:
             if logged:
                 mean = self._mean_loss(torch.stack(losses).mean())
                 seconds = time.perf_counter() - since
-                statistics = self._position_statistics()
+                statistics = position_state.statistics(self.model)
                 if watch is not None:
                     watch.step(
                         {
@@ -291,12 +198,12 @@ class Trainer:
             total += loss.detach()
             # On the CPU reading the loss is free; on a GPU it would stall every micro batch.
             if self.world.device.type == "cpu" and not math.isfinite(loss.item()):
-                raise TrainingError(self._diagnose(text))
+                raise self._failure(text)
             self.engine.backward(loss)
             if measure and self.engine.is_gradient_accumulation_boundary():
                 self._measure_gradient()
             self.engine.step()
-        self._project()
+        position_state.project(self.model, self.config)
         return total / self.batch.accumulation
 
     def _consume(self, first: int) -> None:
@@ -306,45 +213,13 @@ class Trainer:
             record = f"{self.consumed_sha} {sample}".encode()
             self.consumed_sha = hashlib.sha256(record).hexdigest()[:16]
 
-    def _whole(self, write: bool) -> Any:
-        """A context in which position parameters are whole: ZeRO 3 may leave a slice on each rank."""
-        # Small ones usually stay whole; gathering those would end with DeepSpeed slicing them.
-        sliced = [
-            p for p in self.model.position_parameters() if hasattr(p, "ds_id") and not p.numel()
-        ]
-        if not sliced:
-            return nullcontext()
-        from deepspeed.runtime.zero import GatheredParameters
-
-        return GatheredParameters(sliced, modifier_rank=0 if write else None)
-
-    def _project(self) -> None:
-        """Legal position parameters after every update, also in the optimizer's own copies."""
-        methods = [method for method in dict.fromkeys(self.model.methods) if method.bounds]
-        outside: list[tuple[torch.nn.Parameter, float, float]] = []
-        with self._whole(write=True):
-            for method in methods:
-                for name, (low, high) in method.bounds.items():
-                    parameter = method.get_parameter(name)
-                    if bool(((parameter < low) | (parameter > high)).any()):
-                        outside.append((parameter, low, high))
-                method.project_()
-        if self.config.zero_stage or self.config.torch_dtype_name != "float32":
-            # ZeRO and half precision update a copy of their own and overwrite the parameter.
-            from deepspeed.utils import safe_get_full_fp32_param, safe_set_full_fp32_param
-
-            for parameter, low, high in outside:
-                value = safe_get_full_fp32_param(parameter)
-                if value is not None:
-                    safe_set_full_fp32_param(parameter, value.clamp(low, high))
-
     def _mean_loss(self, mean: torch.Tensor) -> float:
         if self.world.size > 1:
             torch.distributed.all_reduce(mean)
             mean /= self.world.size
         value = mean.item()
         if not math.isfinite(value):
-            raise TrainingError(self._diagnose(None))
+            raise self._failure(None)
         return value
 
     def _measure_gradient(self) -> None:
@@ -355,15 +230,6 @@ class Trainer:
     def _gradient_norm(self) -> float | None:
         norm = self.engine.get_global_grad_norm()  # ZeRO and half precision
         return self._norm if norm is None else float(norm)
-
-    def _position_statistics(self) -> dict[str, float]:
-        """All ranks call it: under ZeRO 3 they put the parameters together."""
-        methods = list(dict.fromkeys(self.model.methods))
-        with self._whole(write=False):
-            found = [method.statistics() for method in methods]
-        if len(methods) == 1:
-            return {f"position/{k}": v for k, v in found[0].items()}
-        return {f"position/layer{i}/{k}": v for i, own in enumerate(found) for k, v in own.items()}
 
     @torch.no_grad()
     def _validate(self, watch: Watch | None, rate: float) -> None:
@@ -404,35 +270,13 @@ class Trainer:
             self.engine, self.folder, self.step, client, self.config.keep_last_n_checkpoints
         )
 
-    # ---- what went wrong -------------------------------------------------------------------------
-
-    def _diagnose(self, text: torch.Tensor | None) -> str:
-        """Name the first tensor that is not finite: parameter, gradient, or output of a module."""
-        where = f"loss is not finite at iteration {self.step + 1} on rank {self.world.rank}: "
-        for name, parameter in self.model.named_parameters():
-            # ZeRO 3 keeps a slice of each on every rank.
-            if not torch.isfinite(getattr(parameter, "ds_tensor", parameter)).all():
-                return where + f"parameter {name} holds NaN or infinity"
-        for name, parameter in self.model.named_parameters():
-            if parameter.grad is not None and not torch.isfinite(parameter.grad).all():
-                return where + f"the gradient of {name} holds NaN or infinity"
-        if text is None or self.config.zero_stage == 3:  # there a forward pass needs all ranks
-            return where + "no parameter or gradient is the cause; lower the learning rate"
-        found: list[str] = []
-
-        def look(name: str) -> Any:
-            def hook(_module: Any, _inputs: Any, output: Any) -> None:
-                if isinstance(output, torch.Tensor) and not torch.isfinite(output).all():
-                    found.append(name)
-
-            return hook
-
-        hooks = [m.register_forward_hook(look(n)) for n, m in self.model.named_modules() if n]
-        with torch.no_grad():
-            self.model(text[:, :-1], text[:, 1:])
-        for handle in hooks:
-            handle.remove()
-        return where + (f"first in the output of {found[0]}" if found else "only the loss itself")
+    def _failure(self, text: torch.Tensor | None) -> TrainingError:
+        if self.config.zero_stage == 3:
+            text = None  # there a forward pass needs all ranks
+        return TrainingError(
+            f"loss is not finite at iteration {self.step + 1} on rank {self.world.rank}: "
+            + first_cause(self.model, text)
+        )
 
 
 def _has_split(config: Config, part: str) -> bool:

@@ -25,12 +25,16 @@ CASES = [
 def test_expected_and_measured_peak_agree(impl, length, heads, training):
     expected = peak_bytes(impl, Size(1, heads, length, length, 64, 4, training)) / 2**20
     measured = peak(impl, "kerple_log", length, heads, training)
-    assert abs(expected / measured - 1) < 0.25, f"expected {expected:.1f}, measured {measured:.1f} MB"
+    assert abs(expected / measured - 1) < 0.25, (
+        f"expected {expected:.1f}, measured {measured:.1f} MB"
+    )
 
 
 def test_every_implementation_has_a_formula():
     size = Size(2, 4, 100, 300, 16)
     for name in IMPLEMENTATIONS:
-        assert 0 < peak_bytes(name, size) < peak_bytes(name, Size(2, 4, 100, 300, 16, gradients=True))
+        assert (
+            0 < peak_bytes(name, size) < peak_bytes(name, Size(2, 4, 100, 300, 16, gradients=True))
+        )
     with pytest.raises(ValueError, match="no memory formula"):
         peak_bytes("dense", size)

@@ -15,14 +15,15 @@ def poison(monkeypatch):
     """poison(step, change): `change(model)` after update number `step`."""
 
     def install(step, change):
-        original = Trainer._project
+        original = Trainer._one_step
 
-        def project(self):
-            original(self)
+        def one_step(self, *arguments):
+            loss = original(self, *arguments)
             if self.step + 1 == step:
                 change(self.model)
+            return loss
 
-        monkeypatch.setattr(Trainer, "_project", project)
+        monkeypatch.setattr(Trainer, "_one_step", one_step)
 
     return install
 

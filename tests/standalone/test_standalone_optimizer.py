@@ -8,10 +8,11 @@ import torch
 from test_standalone_neox_training import METHODS, golden, neox_config
 
 from megatron_patches import positions
-from megatron_patches.standalone import load_model
+from megatron_patches.standalone import load_model, position_state
 from megatron_patches.standalone.build import shape_of
 from megatron_patches.standalone.model import GPT
-from megatron_patches.standalone.train import Trainer, parameter_groups, train
+from megatron_patches.standalone.optimizer import parameter_groups
+from megatron_patches.standalone.train import train
 
 
 def rates(model: GPT, config) -> dict[str, float]:
@@ -64,15 +65,15 @@ LEGAL += [("fp32", {"stage": 3}), ("fp32", SLICED)]
 @pytest.mark.parametrize(("precision", "zero"), LEGAL, ids=str)
 def test_parameters_stay_legal_after_huge_steps(config, monkeypatch, zero, precision):
     seen = []
-    original = Trainer._project
+    original = position_state.project
 
-    def project(self):
-        original(self)
-        (method,) = set(self.model.methods)
-        with self._whole(write=False):
+    def project(model, config):
+        original(model, config)
+        (method,) = set(model.methods)
+        with position_state.whole(model, write=False):
             seen.append({name: method.get_parameter(name).clone() for name in method.bounds})
 
-    monkeypatch.setattr(Trainer, "_project", project)
+    monkeypatch.setattr(position_state, "project", project)
     params = {"lr": 3.0, "betas": [0.9, 0.95], "eps": 1e-8}
     folder = train(
         config(

@@ -1,0 +1,102 @@
+"""What is trained how: parameter groups, AdamW, and DeepSpeed's engine around both."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from megatron_patches.config import Batch, Config
+from megatron_patches.standalone import runtime
+from megatron_patches.standalone.model import GPT
+
+
+def parameter_groups(model: GPT, config: Config) -> list[dict[str, Any]]:
+    """NeoX's rule: matrices decay, biases and norms do not. Position parameters decay only on request.
+
+    Position parameters form groups of their own: they stay float32 when the rest is bfloat16.
+    """
+    decay = config.weight_decay
+    special = {id(p) for p in model.position_parameters()}
+    position = decay if config.position_weight_decay else 0.0
+    groups: dict[tuple[str, float], list[torch.nn.Parameter]] = {}
+    for module in model.modules():
+        plain = isinstance(module, torch.nn.LayerNorm)
+        for name, parameter in module.named_parameters(recurse=False):
+            if id(parameter) in special:
+                continue
+            rate = 0.0 if plain or name == "bias" else decay
+            members = groups.setdefault((str(parameter.dtype), rate), [])
+            if all(parameter is not member for member in members):
+                members.append(parameter)
+    found = [{"params": params, "weight_decay": rate} for (_, rate), params in groups.items()]
+    if special:
+        found.append({"params": model.position_parameters(), "weight_decay": position})
+    return found
+
+
+def deepspeed_settings(config: Config, batch: Batch) -> dict[str, Any]:
+    """The part of the configuration that DeepSpeed reads itself."""
+    settings: dict[str, Any] = {
+        "train_batch_size": batch.global_,
+        "train_micro_batch_size_per_gpu": batch.micro,
+        "gradient_accumulation_steps": batch.accumulation,
+        "gradient_clipping": config.gradient_clipping,
+        "zero_optimization": config.zero_optimization or {"stage": 0},
+        "zero_allow_untested_optimizer": True,
+        "steps_per_print": 10**9,  # the progress display prints
+        "wall_clock_breakdown": config.wall_clock_breakdown,
+    }
+    if config.is_bf16:
+        settings["bf16"] = {"enabled": True}
+        # DeepSpeed accumulates float32 gradients of bfloat16 weights under ZeRO only.
+        wide = {"grad_accum_dtype": "fp32"} if config.zero_stage else None
+        if config.data_types or wide:
+            settings["data_types"] = config.data_types or wide
+    if config.is_fp16:
+        given = config.fp16 or {}
+        settings["fp16"] = {k: v for k, v in given.items() if k not in ("type", "fp16")}
+        settings["fp16"]["enabled"] = True
+    return settings
+
+
+def forget_first_update(optimizer: Any) -> None:
+    """DeepSpeed may take a first update with zero gradients, to allocate Adam's moments.
+
+    Adam counts it, which shrinks the first real updates (to 0.74 of their size for betas 0.9 and
+    0.95); with a learning rate it would also decay the weights once.
+    """
+    inner = getattr(optimizer, "optimizer", optimizer)
+    for state in inner.state.values():
+        if isinstance(state.get("step"), torch.Tensor):
+            state["step"].zero_()
+
+
+def build_engine(model: GPT, config: Config, batch: Batch, device: torch.device) -> Any:
+    """DeepSpeed's engine for `model`, moved to `device` and cast to the configured precision."""
+    params = config.optimizer.params
+    deepspeed = runtime.import_deepspeed()
+    model.to(device)
+    if config.torch_dtype_name != "float32":
+        model.to(getattr(torch, config.torch_dtype_name))
+        # ZeRO 3 packs all weights into one buffer of one dtype: there the stored position
+        # parameters are rounded like the rest (the optimizer's own copies are float32).
+        if config.zero_stage < 3:
+            model.remember_positions()
+    optimizer = torch.optim.AdamW(
+        parameter_groups(model, config),
+        # `learning_rate` sets it before every update; 0 until then, see forget_first_update
+        lr=0.0,
+        betas=(params.betas[0], params.betas[1]),
+        eps=params.eps,
+        # one fused kernel on both devices, without DeepSpeed's compilation at first use
+        fused=True,
+    )
+    engine, *_ = deepspeed.initialize(
+        model=model,
+        optimizer=optimizer,
+        config=deepspeed_settings(config, batch),
+        dist_init_required=False,
+    )
+    forget_first_update(engine.optimizer)
+    return engine
