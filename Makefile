@@ -10,6 +10,7 @@ setup: $(STAMP)
 
 # torch first and alone: with it in place, nothing else looks for another build of it.
 $(STAMP): pyproject.toml constraints.txt
+	@echo "making the environment $(VENV): a minute or two, longer where torch must be downloaded"
 	$(PYTHON) -c 'import sys; sys.version_info >= (3, 10) or sys.exit("Python 3.10 or newer is needed")'
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
@@ -21,7 +22,7 @@ demo: setup
 	$(RUN) scripts/demo.py $(DEMO)
 
 test: setup
-	$(RUN) -m pytest -q $(TEST)
+	$(RUN) -m pytest -q -n 2 --dist loadfile $(TEST)
 
 lint: setup
 	$(VENV)/bin/ruff check .
@@ -37,6 +38,7 @@ bench: setup
 	$(RUN) scripts/bench_attention.py
 	$(RUN) scripts/bench_training.py
 	$(RUN) scripts/bench_evaluation.py
+	$(RUN) scripts/bench_model.py
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

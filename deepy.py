@@ -131,7 +131,9 @@ def write_resolved(config: Config, worker: str) -> Path:
     """
     folder = config.save_dir
     path = folder / ("config.yml" if worker == "train.py" else worker.replace(".py", ".yml"))
-    if worker == "train.py" and path.is_file():
+    # A run that never logged a step (its data were missing, say) may be set up anew.
+    begun = any((folder / name).exists() for name in ("log.jsonl", "latest"))
+    if worker == "train.py" and begun and path.is_file():
         stored = config_sha(compose([path]))
         if stored != config_sha(config):
             raise ConfigError(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
@@ -63,14 +64,21 @@ def sdpa(x: Inputs) -> Tensor:
     return F.scaled_dot_product_attention(x.q, x.k, x.v, is_causal=True)
 
 
+@lru_cache(maxsize=1)
+def _distances(length: int) -> tuple[Tensor, Tensor]:
+    """Distances and the mask of the future; the released code keeps both from call to call, too."""
+    position_L = torch.arange(length)
+    distance_QK = (position_L[:, None] - position_L[None, :]).clamp(min=0).float()
+    return distance_QK, torch.ones(length, length, dtype=torch.bool).triu_(1)
+
+
 def authors(x: Inputs) -> Tensor:
-    """The released code's steps, in each layer: distances, a dense bias, -10000 for the future.
+    """The released code's steps, in each layer: a dense bias, its sum, -10000 for the future.
 
     The bias itself is rounded to the model's dtype, not the distances: it would be another function.
     """
     length = x.length
-    position_L = torch.arange(length)
-    distance_QK = (position_L[:, None] - position_L[None, :]).clamp(min=0)
+    distance_QK, future = _distances(length)
     scores = torch.baddbmm(
         torch.empty(HEADS, length, length, dtype=x.q.dtype),
         x.q.flatten(0, 1),
@@ -81,7 +89,6 @@ def authors(x: Inputs) -> Tensor:
     bias = x.method.bias(distance_QK)
     assert bias is not None
     scores = scores + bias.to(scores.dtype)
-    future = torch.ones(length, length, dtype=torch.bool).triu_(1)
     probabilities = torch.softmax(scores.masked_fill(future, -10000.0), dim=-1)
     return torch.bmm(probabilities, x.v.flatten(0, 1)).view_as(x.q)
 

@@ -24,7 +24,7 @@ PART = re.compile(
 def output_of(command: str) -> str:
     """What a script of this folder prints; ValueError for any other command or a failed one."""
     program, *arguments = shlex.split(command)
-    script = ROOT / program
+    script = (ROOT / program).resolve()
     if script.parent != ROOT / "scripts" or script.suffix != ".py":
         raise ValueError(f"{program} is not a script of scripts/")
     done = subprocess.run(

@@ -55,7 +55,8 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--published-dataset",
         metavar="D",
-        help="published data set to compare trends with, where it is not the rows' own",
+        help="published data set to compare trends with, where it is not the rows' own "
+        "(with `relative`: of Table 3)",
     )
     return parser
 
@@ -66,7 +67,9 @@ def make_tables(
     """The tables asked for, of the rows of one data set."""
     methods = arguments.methods
     if arguments.table == "relative":
-        return [relative_table(rows, methods=methods)]
+        beside = arguments.published_dataset
+        trend = published_rows(published, PUBLISHED["table3"], beside) if beside else ()
+        return [relative_table(rows, trend, methods=methods)]
     ours = extrapolation_table(rows, reference=arguments.reference, methods=methods)
     if arguments.table not in PUBLISHED:
         return [ours]
@@ -85,7 +88,8 @@ def main() -> int:
     arguments = make_parser().parse_args()
 
     def work() -> None:
-        published = read_published(arguments.published) if arguments.table in PUBLISHED else []
+        wanted = arguments.table in PUBLISHED or arguments.published_dataset is not None
+        published = read_published(arguments.published) if wanted else []
         chosen = command.by_dataset(read_rows(arguments.rows), arguments)
         tables = [t for rows in chosen.values() for t in make_tables(rows, published, arguments)]
         texts = [FORMATS[arguments.format](table) for table in tables]

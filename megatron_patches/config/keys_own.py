@@ -25,7 +25,7 @@ class Own(Keys):
     eval_lengths: Annotated[list[Positive], Field(min_length=1)] = Field(
         default_factory=lambda: list(LENGTHS)
     )
-    eval_protocol: Literal["nonoverlap", "last", "sliding", "position", "paper"] = "nonoverlap"
+    eval_protocol: Literal["nonoverlap", "last", "sliding", "position"] = "nonoverlap"
     eval_stride: Positive | None = None
     eval_last_k: Positive | None = None
     eval_batch_size: Positive = 1

@@ -104,8 +104,10 @@ def load_run_config(folder: str | Path) -> Config:
 def _step_folders(folder: Path) -> Iterator[Path]:
     """The folder itself, the step that `latest` names, the other steps from the newest."""
     yield folder
+    steps = [path for path in folder.glob("global_step*") if path.name[11:].isdigit()]
     latest = folder / "latest"
     if latest.is_file():
-        yield folder / latest.read_text(encoding="utf-8").strip()
-    steps = [path for path in folder.glob("global_step*") if path.name[11:].isdigit()]
+        named = latest.read_text(encoding="utf-8", errors="replace").strip()
+        # one of the folders found, never a path of its own such as ../../elsewhere
+        yield from (path for path in steps if path.name == named)
     yield from sorted(steps, key=lambda path: int(path.name[11:]), reverse=True)
