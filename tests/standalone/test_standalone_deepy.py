@@ -88,6 +88,9 @@ def test_evaluation_does_not_touch_the_run_file(file, tmp_path, monkeypatch):
 def test_a_folder_of_another_run(file, refusal, monkeypatch):
     monkeypatch.setattr(deepy, "start", lambda *_: 0)
     assert deepy.main(["train.py", str(file)]) == 0
+    assert deepy.main(["train.py", str(file), "--set", "seed=8"]) == 0  # nothing was trained yet
+    assert deepy.main(["train.py", str(file)]) == 0
+    (compose([file]).save_dir / "log.jsonl").touch()
     assert deepy.main(["train.py", str(file), "--set", "log_interval=3"]) == 0  # the same model
     assert "holds a run of another configuration" in refusal("--set", "seed=9")
 
