@@ -84,6 +84,9 @@ def _paths(files: list[str], folder: str | None) -> list[Path]:
 
 def read_hostfile(config: Config) -> dict[str, int] | None:
     """Host -> slots. A hostfile that is named must exist and parse: DeepSpeed would train alone."""
+    for key in ("include", "exclude"):
+        if getattr(config, key) is not None:
+            raise ConfigError(f"{config.place(key)}: list the hosts that shall run in a `hostfile`")
     if config.hostfile is None:
         if config.num_nodes > 1:
             raise ConfigError(f"{config.place('num_nodes')} {config.num_nodes} needs a `hostfile`")
@@ -102,8 +105,10 @@ def read_hostfile(config: Config) -> dict[str, int] | None:
         hosts[words[0]] = int(slots)
     if not hosts:
         raise ConfigError(f"{path}: names no hosts")
-    if config.distributed_backend == "gloo":
-        return hosts
+    if config.num_nodes not in (-1, len(hosts)):
+        raise ConfigError(
+            f"{config.place('num_nodes')} {config.num_nodes}, but {path} lists {len(hosts)} hosts"
+        )
     for host in hosts:
         try:
             socket.getaddrinfo(host, None)
@@ -112,8 +117,20 @@ def read_hostfile(config: Config) -> dict[str, int] | None:
     return hosts
 
 
+def on_slurm(config: Config, hosts: dict[str, int] | None) -> bool:
+    """Slurm's own srun starts the workers: no hostfile, and the launcher is named."""
+    return config.launcher == "slurm" and hosts is None
+
+
 def process_count(config: Config, hosts: dict[str, int] | None) -> int:
-    """Processes over all hosts: `num_gpus` a host, or all GPUs, or one on the CPU."""
+    """Processes over all hosts: `num_gpus` a host, all GPUs, Slurm's tasks, or one on the CPU."""
+    if on_slurm(config, hosts):
+        if "SLURM_NTASKS" not in os.environ:
+            raise ConfigError(
+                f"{config.place('launcher')} slurm: start this inside an allocation (sbatch, salloc) "
+                "with --ntasks, or give a `hostfile`"
+            )
+        return int(os.environ["SLURM_NTASKS"])
     if hosts is not None:
         return sum(min(slots, config.num_gpus or slots) for slots in hosts.values())
     if config.num_gpus is not None:
@@ -158,7 +175,11 @@ def start(
         os.environ.update(DS_ACCELERATOR="cpu", LOCAL_SIZE=str(processes))
     command = [sys.executable, "-u", "-m"]
     port = str(_port(config, hosts))
-    if hosts is None:
+    if on_slurm(config, hosts) and processes > 1:
+        command = ["srun", f"--ntasks={processes}", sys.executable, "-u"]
+        os.environ.setdefault("MASTER_ADDR", _first_slurm_host())
+        os.environ.setdefault("MASTER_PORT", str(config.master_port))
+    elif hosts is None:
         # DeepSpeed's runner would end in this same command, after looking for hosts and for ssh.
         world = base64.urlsafe_b64encode(json.dumps({"localhost": [*range(processes)]}).encode())
         command += ["deepspeed.launcher.launch", f"--world_info={world.decode()}"]
@@ -171,10 +192,23 @@ def start(
             command += ["--num_gpus", str(config.num_gpus)]
         if config.master_addr:
             command += ["--master_addr", config.master_addr]
+        if [*hosts] != ["localhost"]:
+            command += ["--force_multi"]  # else a single other host would run here
         if config.no_ssh_check:
             command += ["--no_ssh_check"]
     code = subprocess.run([*command, str(ROOT / worker), str(resolved.resolve())]).returncode
-    return code if code >= 0 else 1
+    # DeepSpeed's launcher hands a signal on as 256 - n.
+    return code if code in (0, 1, 2) else 1
+
+
+def _first_slurm_host() -> str:
+    nodes = os.environ.get("SLURM_JOB_NODELIST", "")
+    if int(os.environ.get("SLURM_NNODES", "1")) == 1 or not nodes:
+        return "127.0.0.1"
+    shown = subprocess.run(["scontrol", "show", "hostnames", nodes], capture_output=True, text=True)
+    if shown.returncode:
+        raise RuntimeError(f"scontrol show hostnames {nodes} failed: {shown.stderr.strip()}")
+    return shown.stdout.split()[0]
 
 
 def _port(config: Config, hosts: dict[str, int] | None) -> int:

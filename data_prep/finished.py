@@ -63,6 +63,16 @@ def check(folder: Path, options: Options, files: list[Path]) -> dict[str, Any] |
     return found
 
 
+def check_apart(folder: Path, files: list[Path]) -> None:
+    """DataError when an input lies where the output will be replaced."""
+    outputs = [path.resolve() for path in _outputs(folder)]
+    for file in files:
+        if any(file.resolve().is_relative_to(path) for path in outputs):
+            raise DataError(
+                f"{file} is an input and lies in the output {folder}: choose another --output"
+            )
+
+
 def describe_inputs(files: list[Path], sha256: Mapping[str, str]) -> list[dict[str, Any]]:
     """Name, size, time and hash of each input, to notice a changed one later."""
     return [
@@ -82,6 +92,7 @@ def publish(staging: Path, folder: Path, prepared: dict[str, Any]) -> None:
         path.unlink(missing_ok=True)
     for path in _outputs(folder):
         if path.is_dir():
+            check_own_archive(path)
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)
@@ -89,6 +100,17 @@ def publish(staging: Path, folder: Path, prepared: dict[str, Any]) -> None:
     for path in sorted(ready, key=lambda path: path.suffix == ".idx"):
         os.replace(path, folder / path.name)
     write_json(folder / MARK, prepared)
+
+
+def check_own_archive(folder: Path) -> None:
+    """DataError unless everything in ``folder`` is an archive of ours: it is about to be deleted."""
+    for path in folder.iterdir():
+        ours = path.name.startswith("data_") and path.name.endswith(".jsonl.zst")
+        if not (path.is_file() and (ours or path.name == "current_chunk_incomplete")):
+            raise DataError(
+                f"{folder} holds {path.name}, which no preparation made: not deleted; choose another "
+                "--output"
+            )
 
 
 def _outputs(folder: Path) -> list[Path]:

@@ -61,6 +61,9 @@ def prepare(
     done = False
     with locked(output):
         try:
+            finished.check_apart(output, files)
+            if force and (output / "documents").is_dir():
+                finished.check_own_archive(output / "documents")
             found = None if force else finished.check(output, options, files)
             if found is not None:
                 say(f"{output} is already prepared with these options: nothing to do")

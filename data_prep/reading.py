@@ -256,6 +256,12 @@ def _text_of(record: Any, key: str) -> str:
 
 
 def _below(folder: Path) -> list[Path]:
+    # rglob does not look behind links to folders, and what lies there must not go missing.
+    links = [path for path in folder.rglob("*") if path.is_symlink() and path.is_dir()]
+    if links:
+        raise DataError(
+            f"{links[0]} is a link to a folder: give that folder as an --input of its own"
+        )
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     files = [p for p in files if not any(n.startswith(".") for n in p.relative_to(folder).parts)]
     # lm_dataformat leaves this file in every archive, empty; with content it is a crash.

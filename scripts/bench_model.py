@@ -1,7 +1,7 @@
 """A training step of the 162M model: learned bias, no bias, and a dense bias in every layer as authors do.
 
 One thread, CPU time, the three attentions taken in turn on the same weights; ratios to the step without
-any bias. The first loss of all three is compared before anything is printed (without a bias it differs).
+any bias. Nothing is printed unless the losses of the two ways with a bias agree.
 
 Example: python scripts/bench_model.py --lengths 512 --rounds 3
 """

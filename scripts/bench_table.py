@@ -11,6 +11,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+# Running a file puts its own folder on the path, not the repository, which may not be installed.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from megatron_patches.analysis import style  # noqa: E402
+
 VALUES = {
     "ratio_to_sdpa": "CPU time, causal attention without a bias = 1",
     "speedup_over_authors": "times faster than a dense bias in every layer",
@@ -44,6 +49,31 @@ def table(rows: list[dict[str, Any]], value: str) -> str:
     return "\n".join(lines)
 
 
+def draw(rows: list[dict[str, Any]], value: str, stem: Path) -> None:
+    """The same as curves over the length, one a method and variant; SVG and PNG."""
+    import matplotlib as mpl
+
+    series = dict.fromkeys((row["method"], row["variant"]) for row in rows)
+    names = [f"{method}, {variant}" for method, variant in series]
+    with mpl.rc_context(style.STYLE):
+        figure, (axes,) = style.panels(1, names)
+        for number, ((method, variant), name) in enumerate(zip(series, names, strict=True)):
+            points = sorted(
+                (row["length"], row[value])
+                for row in rows
+                if (row["method"], row["variant"]) == (method, variant) and row[value] is not None
+            )
+            axes.plot(*zip(*points, strict=True), **style.line_style(number))
+            axes.annotate(name, points[-1], xytext=(6, -3), textcoords="offset points")
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log", base=2)
+        axes.xaxis.set_major_formatter("{x:.0f}")
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.set_xlabel("length (tokens)")
+        axes.set_title(VALUES[value])
+        style.save(figure, stem)
+
+
 def main() -> int:
     made = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -54,6 +84,7 @@ def main() -> int:
     made.add_argument("--dtype", default="fp32")
     made.add_argument("--variants", nargs="+", default=["chunked"])
     made.add_argument("--methods", nargs="+")
+    made.add_argument("--figure", type=Path, metavar="STEM", help="draw STEM.svg and STEM.png, too")
     options = made.parse_args()
     rows = [
         row
@@ -65,6 +96,8 @@ def main() -> int:
     if not rows:
         print("error: no such rows", file=sys.stderr)
         return 1
+    if options.figure is not None:
+        draw(rows, options.value, options.figure)
     print(
         f"{options.mode}, {options.dtype}: {VALUES[options.value]}\n\n{table(rows, options.value)}"
     )

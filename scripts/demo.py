@@ -27,7 +27,7 @@ from megatron_patches import positions  # noqa: E402
 from megatron_patches.analysis import figures, rows, style, tables  # noqa: E402
 from megatron_patches.analysis.published import published_ratio, read_published  # noqa: E402
 from megatron_patches.analysis.render import to_markdown  # noqa: E402
-from megatron_patches.standalone.cli import guarded  # noqa: E402
+from megatron_patches.standalone.cli import guarded, whole  # noqa: E402
 
 CORPUS, TREND = "local_code", "github"  # ours, and the published data set of the same kind
 METHODS = ("kerple_log", "alibi", "rotary", "sinusoidal")
@@ -174,7 +174,9 @@ def work(demo: Demo) -> int:
 def publish(demo: Demo) -> int:
     """Rows, tables and figures into `output`; 1 when the expected split between methods is not there."""
     found = [r for m in demo.methods for r in rows.read_rows(demo.folder(m) / "rows.jsonl")]
-    found = [r for r in rows.latest_rows(found) if r.eval_length in demo.lengths]
+    # An earlier demo with another --tokens scored other text; its rows stay in the run's file.
+    found = [r for r in found if r.eval_length in demo.lengths and r.data == found[-1].data]
+    found = rows.latest_rows(found)
     files = [demo.folder(m) / "kernels.jsonl" for m in demo.methods]
     kernels = rows.read_kernels([file for file in files if file.exists()])
     published = read_published(ROOT / "results" / "published.csv")
@@ -231,13 +233,13 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     made.add_argument("--methods", nargs="+", default=METHODS, choices=positions.names())
-    made.add_argument("--steps", type=int, default=400, help="of 2048 tokens (400)")
-    made.add_argument("--seed", type=int, default=1234)
-    made.add_argument("--lengths", type=int, nargs="+", default=LENGTHS)
-    made.add_argument("--tokens", type=int, default=131073, help="held-out tokens (131073)")
+    made.add_argument("--steps", type=whole(1), default=400, help="of 2048 tokens (400)")
+    made.add_argument("--seed", type=whole(0), default=1234)
+    made.add_argument("--lengths", type=whole(1), nargs="+", default=LENGTHS)
+    made.add_argument("--tokens", type=whole(2), default=131073, help="held-out tokens (131073)")
     made.add_argument("--output", type=Path, default=ROOT / "results" / "demo")
     made.add_argument(
-        "--jobs", type=int, default=min(2, os.cpu_count() or 1), help="runs at a time"
+        "--jobs", type=whole(1), default=min(2, os.cpu_count() or 1), help="runs at a time"
     )
     made.add_argument("--fresh", action="store_true", help="forget earlier demo runs first")
     made.add_argument("--debug", action="store_true", help="show the traceback of an error")

@@ -6,6 +6,7 @@ Shape suffixes used in this package: B batch, H heads, Q queries, K keys, D head
 from __future__ import annotations
 
 import math
+import operator
 
 import torch
 from torch import Tensor
@@ -52,14 +53,22 @@ def attend(
             a bias falls fast; implementations that cannot skip compute exactly.
 
     Returns:
-        `[batch, heads, queries, head_dim]` in the dtype of `q`. Scores, tables and the softmax are at
-        least float32 whatever that dtype is.
+        `[batch, heads, queries, head_dim]` in the dtype of `q`. Scores, tables and normalisation are
+        at least float32 whatever that dtype is, under autocast too; a fused kernel may round the
+        probabilities to the dtype of `v` before it multiplies them.
 
     Raises:
         ValueError: shapes, dtypes, devices, head counts or lengths that do not fit; a length beyond
             what the method can read; an implementation that does not exist or cannot do this.
     """
     problem = _check(q, k, v, method, query_offset, window, key_padding_mask, eps)
+    # Autocast would round scores and tables inside the implementations, and only in some of them.
+    with torch.autocast(q.device.type, enabled=False):
+        return _run(problem, impl, transformed)
+
+
+def _run(problem: Problem, impl: str, transformed: bool) -> Tensor:
+    q, method = problem.q, problem.method
     if impl != "auto":
         reason = implementation(impl).refuses(problem)
         if reason is not None:
@@ -111,7 +120,9 @@ def _check(
             f"q has {q.shape[1]} heads, k has {k.shape[1]}: repeat the key and value heads of "
             "grouped-query attention before the call"
         )
+    _check_method(method, q)
     queries, keys = q.shape[2], k.shape[2]
+    window, query_offset = _integer("window", window), _integer("query_offset", query_offset)
     if keys == 0:
         raise ValueError("there are no keys: k has length 0")
     if queries > keys:
@@ -129,11 +140,14 @@ def _check(
     if window is not None and window < 1:
         raise ValueError(f"window is the number of keys a query sees, at least 1; got {window}")
     if key_padding_mask is not None and (
-        key_padding_mask.dtype != torch.bool or key_padding_mask.shape != (q.shape[0], keys)
+        not isinstance(key_padding_mask, Tensor)
+        or key_padding_mask.device != q.device
+        or key_padding_mask.dtype != torch.bool
+        or key_padding_mask.shape != (q.shape[0], keys)
     ):
         raise ValueError(
             f"key_padding_mask must be boolean [batch, keys] = [{q.shape[0]}, {keys}] with True at "
-            f"padding, got {key_padding_mask.dtype} {tuple(key_padding_mask.shape)}"
+            f"padding, on the device of q, got {_kind(key_padding_mask)}"
         )
     if q.shape[1] != method.owned_heads:
         raise ValueError(
@@ -144,3 +158,25 @@ def _check(
     if scale is None:
         scale = 1.0 / math.sqrt(method.head_dim)
     return Problem(q, k, v, method, scale, Sight(offset, window, key_padding_mask, eps))
+
+
+def _check_method(method: PositionMethod, q: Tensor) -> None:
+    """Hooks that attention does not call yet must not be dropped in silence."""
+    if type(method).decay is not PositionMethod.decay:
+        raise ValueError(f"{method.name} has gates (`decay`), which attention does not apply yet")
+    device = next((t.device for t in [*method.parameters(), *method.buffers()]), q.device)
+    if device != q.device:
+        raise ValueError(f"{method.name} is on {device}, q on {q.device}: move one of them")
+
+
+def _integer(name: str, value: int | None) -> int | None:
+    try:
+        return None if value is None else operator.index(value)
+    except TypeError as error:
+        raise ValueError(f"{name} must be an integer, got {value!r}") from error
+
+
+def _kind(value: object) -> str:
+    if isinstance(value, Tensor):
+        return f"{value.dtype} {tuple(value.shape)} on {value.device}"
+    return type(value).__name__

@@ -115,7 +115,9 @@ def _fused_forward(
     heads, queries, keys = q.shape[1], q.shape[2], k.shape[2]
     view = View(table_HL, min(FORWARD_CHUNK, queries), sight.window, float("-inf"))
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
-    lse_BHQ = torch.empty(q.shape[:3]) if keep and _WITH_LSE and q.dtype != torch.float64 else None
+    lse_BHQ = None
+    if keep and _WITH_LSE is not None and q.dtype != torch.float64:
+        lse_BHQ = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
     per_head = 2 * q.shape[0] * keys * q.shape[3] * q.element_size()
     first_key, group = first_keys(q, k, table_HL, None, scale, sight), 1
     if not sight.eps:  # heads that look back differently far go one by one

@@ -20,6 +20,7 @@ class Size:
     head_dim: int
     itemsize: int = 4
     gradients: bool = False
+    whole_rows: bool = False  # methods beyond tier `table`: all heads and whole key rows at once
 
     @property
     def q(self) -> int:
@@ -55,7 +56,17 @@ def _reference(size: Size) -> int:
     return kept * scores + 2 * size.heads * matrix + 2 * matrix + size.q + 2 * size.k
 
 
+def _whole_rows(size: Size) -> int:
+    """Chunks of queries over all heads: scores, what the method makes of them, their gradients."""
+    rows = min(blocks.BACKWARD_CHUNK, size.queries)
+    scores = size.batch * size.heads * rows * size.keys * WORD
+    grads = size.q + 2 * size.k if size.gradients else 0
+    return size.q + grads + (8 if size.gradients else 4) * scores
+
+
 def _chunked(size: Size) -> int:
+    if size.whole_rows:
+        return _whole_rows(size)
     forward = size.q + _chunked_group(size) + _table(size)
     if not size.gradients:
         return forward

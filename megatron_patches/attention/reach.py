@@ -56,6 +56,9 @@ class Reach:
             own_BHQ = own_BHQ * weight_HL[:, 0, None]
             bound_BHQ = bound_BHQ * weight_HL.abs().amax(-1)[:, None]
         slack_BHQ = own_BHQ + table_HL[:, 0, None] - bound_BHQ
+        # Rounding of the norms and scores themselves, where they are huge.
+        rounding = 8 * torch.finfo(dtype).eps
+        slack_BHQ = slack_BHQ - rounding * (bound_BHQ.abs() + own_BHQ.abs())
         # Whatever the sample, a chunk of a head has one first key: the most demanding query decides.
         self.limit_HQ = slack_BHQ.amin(0) + math.log(sight.eps) - MARGIN
 

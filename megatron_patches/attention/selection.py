@@ -9,7 +9,7 @@ from typing import Protocol, cast
 import torch
 from torch import Tensor
 
-from megatron_patches.attention.problem import Problem
+from megatron_patches.attention.problem import Problem, Sight
 
 logger = logging.getLogger(__name__)
 
@@ -27,8 +27,9 @@ ELSEWHERE = ("chunked",)
 
 # Kernels compiled for a device are compared with the reference on it once, before `auto` trusts them.
 COMPILED = frozenset({"flex", "triton"})
-TOLERANCE = 2e-3  # float32 with TensorFloat-32 products
-_trusted: dict[tuple[str, str], bool] = {}
+# Relative to the largest number; float32 may multiply in TensorFloat-32.
+TOLERANCE = {torch.float32: 5e-3, torch.bfloat16: 5e-2, torch.float16: 1e-2, torch.float64: 1e-9}
+_trusted: dict[tuple[str, str, str, str, bool], bool] = {}
 _announced: set[tuple[str, str, str, str]] = set()
 
 
@@ -62,7 +63,7 @@ def choose(problem: Problem) -> str:
     for name in preferences(problem.q.device.type, problem.needs_gradient):
         reason = implementation(name).refuses(problem)
         if reason is None and not _is_trusted(name, problem):
-            reason = "it is wrong on this device"
+            reason = "it does not run right on this device"
         if reason is None:
             break
         _announce(f"not {name} ({reason})", problem)
@@ -82,22 +83,43 @@ def _announce(what: str, problem: Problem) -> None:
 
 
 def _is_trusted(name: str, problem: Problem) -> bool:
-    """Compare a compiled implementation with the reference on a small problem of this device, once."""
+    """Compare a compiled implementation with the reference on this device, once for each kind.
+
+    A kind is a method's class, dtype and need of gradients. A kernel that does not compile here is not
+    trusted either; a named implementation would raise instead.
+    """
     device = problem.q.device
     if name not in COMPILED or device.type == "cpu":
         return True
-    key = (name, str(device))
-    if key not in _trusted:
-        with torch.no_grad():
-            generator = torch.Generator().manual_seed(0)
-            shape = (1, problem.q.shape[1], 200, problem.q.shape[3])
-            q, k, v = (torch.randn(shape, generator=generator).to(device) for _ in range(3))
-            small = Problem(q, k, v, problem.method, problem.scale, type(problem.sight)())
-            wanted = implementation("reference").run(small)
-            error = float((implementation(name).run(small) - wanted).abs().max())
-        _trusted[key] = error < TOLERANCE
-        if not _trusted[key]:
+    kind = (name, str(device), problem.method.name, str(problem.q.dtype), problem.needs_gradient)
+    if kind not in _trusted:
+        try:
+            error = max(
+                float((a - b).abs().max() / b.abs().max().clamp(min=1.0))
+                for a, b in zip(_probe(name, problem), _probe("reference", problem), strict=True)
+            )
+        except Exception as fault:  # compilers raise whatever they like
+            logger.error("attention: %s does not run on %s: %s", name, device, fault)
+            error = float("inf")
+        _trusted[kind] = error < TOLERANCE[problem.q.dtype]
+        if not _trusted[kind] and error != float("inf"):
             logger.error(
                 "attention: %s differs from the reference by %g on %s", name, error, device
             )
-    return _trusted[key]
+    return _trusted[kind]
+
+
+def _probe(name: str, problem: Problem) -> list[Tensor]:
+    """Output and, if wanted, gradients of a small random problem with the method at hand."""
+    generator = torch.Generator().manual_seed(0)
+    shape = (1, problem.q.shape[1], 200, problem.q.shape[3])
+    wanted = problem.needs_gradient
+    q, k, v = (
+        torch.randn(shape, generator=generator).to(problem.q.device, problem.q.dtype)
+        for _ in range(3)
+    )
+    leaves = [t.requires_grad_(wanted) for t in (q, k, v)]
+    out = implementation(name).run(Problem(q, k, v, problem.method, problem.scale, Sight()))
+    if not wanted:
+        return [out.float()]
+    return [t.float() for t in (out, *torch.autograd.grad(out.float().sum(), leaves))]

@@ -5,7 +5,7 @@ from .compose import compose, from_mapping
 from .errors import ConfigError
 from .schema import Config
 from .standalone import check_standalone
-from .store import config_sha, dump, load_run_config
+from .store import config_sha, contradictions, dump, load_run_config
 
 __all__ = [
     "Batch",
@@ -15,6 +15,7 @@ __all__ = [
     "check_standalone",
     "compose",
     "config_sha",
+    "contradictions",
     "data_parallel_size",
     "dump",
     "from_mapping",

@@ -61,6 +61,9 @@ def _schedule(config: Config) -> Iterator[str]:
             f"{config.place('checkpoint_factor')} {config.checkpoint_factor} must be above 1 under "
             f"{config.place('checkpoint_scale')} log"
         )
+    factor = config.checkpoint_factor
+    if factor is not None and config.checkpoint_scale == "linear" and factor != int(factor):
+        yield f"{config.place('checkpoint_factor')} {factor} must be a whole number of steps"
 
 
 def _precision(config: Config) -> Iterator[str]:

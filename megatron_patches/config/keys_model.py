@@ -22,7 +22,7 @@ Init: TypeAlias = Literal[
     "single_residual_scaled_normal",
 ]
 BUILT_IN_INITS = Only(
-    ("normal", "scaled_normal", "small_init", "wang_init", "xavier_uniform", "xavier_normal"),
+    ("normal", "scaled_normal", "small_init", "wang_init"),
     "it has no other initialiser",
 )
 NO_DROPOUT = Only((0.0,), "it has no dropout, as the papers trained without")

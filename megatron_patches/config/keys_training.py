@@ -19,6 +19,7 @@ from .keys_base import (
     names,
 )
 
+RESUMABLE = "every checkpoint of it can be resumed"
 ONE_PROCESS = "it splits the data over processes, not the model"
 
 
@@ -78,7 +79,7 @@ class Optimization(Keys):
     train_batch_size: Positive | None = None
     train_micro_batch_size_per_gpu: Positive | None = None
     gradient_accumulation_steps: Positive | None = None
-    seed: NonNegative = 1234
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 1234  # numpy's range
 
 
 class Hardware(Keys):
@@ -94,7 +95,7 @@ class Hardware(Keys):
     partition_activations: bool = False
     synchronize_each_layer: bool = False
     # None: gloo on the CPU and NCCL on GPUs. NeoX alone would take NCCL everywhere.
-    distributed_backend: str | None = None
+    distributed_backend: Literal["gloo", "nccl", "mpi", "ccl", "hccl"] | None = None
     hostfile: str | None = None
     include: str | None = None
     exclude: str | None = None
@@ -145,11 +146,13 @@ class Checkpoints(Keys):
     extra_save_iters: list[NonNegative] | None = None
     keep_last_n_checkpoints: Positive | None = None
     finetune: bool = False
-    no_save_optim: bool = False
+    no_save_optim: Annotated[bool, Only((False,), RESUMABLE)] = False
     no_save_rng: bool = False
-    no_load_optim: bool = False
+    no_load_optim: Annotated[bool, Only((False,), "`finetune` starts from weights alone")] = False
     no_load_rng: bool = False
-    exit_interval: Positive | None = None
+    exit_interval: Annotated[
+        Positive | None, Only((None,), "`train_iters` ends a run, a signal interrupts it")
+    ] = None
 
 
 class Logs(Keys):

@@ -13,6 +13,8 @@ import yaml
 from .compose import compose
 from .errors import ConfigError
 from .keys_base import names
+from .keys_model import Attention, Shape
+from .keys_own import Own
 from .schema import Config
 
 # What may differ between two runs that train the same model: where files lie, how a run is
@@ -38,6 +40,23 @@ NOT_HASHED = names(
 # Where `dataset` names the text, its path on this machine does not count; each result row carries
 # fingerprints of the data and of the tokenizer besides.
 NAMED_BY_DATASET = frozenset({"data_path", "train_data_paths", "vocab_file", "merge_file"})
+
+
+# The keys that decide what weights mean. An evaluation may change the text, not these.
+MODEL = frozenset(
+    {"seed", *Shape.model_fields, *Attention.model_fields}
+    | {key for key in Own.model_fields if key.startswith("position_")}
+) - set(NOT_HASHED)
+
+
+def contradictions(trained: Config, given: Config) -> list[str]:
+    """Keys in which `given` describes another model than `trained` did."""
+    return [
+        f"{given.place(key)} is {getattr(given, key)!r}, the model was trained with "
+        f"{getattr(trained, key)!r}"
+        for key in sorted(MODEL)
+        if getattr(given, key) != getattr(trained, key)
+    ]
 
 
 def dump(config: Config) -> str:

@@ -20,6 +20,9 @@ class Geometry:
     head_range: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
+        for key in ("heads", "head_dim", "hidden_size", "seed"):
+            if not isinstance(getattr(self, key), int):
+                raise ValueError(f"{key} must be an integer, not {getattr(self, key)!r}")
         for key in ("heads", "head_dim", "hidden_size"):
             if getattr(self, key) < 1:
                 raise ValueError(f"{key} must be at least 1, not {getattr(self, key)}")

@@ -17,6 +17,7 @@ from megatron_patches.config import (
     check_standalone,
     compose,
     config_sha,
+    contradictions,
     from_mapping,
     load_run_config,
 )
@@ -47,17 +48,26 @@ __all__ = [
 def read_config(path: str | Path, config: Config | Mapping[str, Any] | str | Path | None) -> Config:
     """The configuration of a checkpoint: given, or found in its folder.
 
-    Raises ConfigError or CheckpointError when there is none.
+    Where both exist, the given one may change the text and how things run, not the model.
+
+    Raises ConfigError or CheckpointError when there is none, or when the two contradict each other.
     """
-    if isinstance(config, Config):
-        return config
-    if isinstance(config, Mapping):
-        return from_mapping(dict(config))
-    if config is not None:
-        return compose([config])
     if not Path(path).is_dir():
         raise CheckpointError(f"{path}: no such checkpoint folder")
-    return load_run_config(path)
+    if config is None:
+        return load_run_config(path)
+    if isinstance(config, Mapping):
+        config = from_mapping(dict(config))
+    elif not isinstance(config, Config):
+        config = compose([config])
+    try:
+        trained = load_run_config(path)
+    except ConfigError:
+        return config  # the folder of another program, or weights alone
+    problems = contradictions(trained, config)
+    if problems:
+        raise ConfigError(f"{path} holds another model: " + "; ".join(problems[:5]))
+    return config
 
 
 def load_weights(model: GPT, path: str | Path) -> Path:
@@ -164,23 +174,45 @@ def _deepspeed_globals() -> list[Any]:
     return [*scalers, ZeroStageEnum, fragment_address]
 
 
+def _verified_shas(folder: Path) -> set[str]:
+    """Read every file of a step with the safe loader, shared out over the ranks, one at a time.
+
+    DeepSpeed unpickles without restriction, so nothing may reach it unread. Returns the hashes of
+    configurations that the files name; raises CheckpointError on all ranks if one finds a bad file.
+    """
+    rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    also, found, fault = _deepspeed_globals(), set(), None
+    try:
+        for file in sorted(folder.glob("*_states.pt"))[rank::ranks]:
+            state = safe_load(file, also)
+            if isinstance(state, dict) and "config_sha" in state:
+                found.add(str(state["config_sha"]))
+    except CheckpointError as error:
+        fault = str(error)
+    everyone: list[Any] = [None] * ranks
+    torch.distributed.all_gather_object(everyone, (found, fault))
+    for _, other in everyone:
+        if other is not None:
+            raise CheckpointError(other)
+    return set().union(*(shas for shas, _ in everyone))
+
+
 def resume(engine: Any, path: Path, config: Config) -> dict[str, Any]:
     """Weights, optimizer and client state of the run in `path`; returns the client state.
 
     Raises CheckpointError when the files are damaged, hold code, or are another run's.
     """
     folder = step_folder(path)
-    # DeepSpeed unpickles without restriction, so every file is first read by the safe loader.
-    also = _deepspeed_globals()
-    states = [safe_load(file, also) for file in sorted(folder.glob("*_states.pt"))]
-    found = {state["config_sha"] for state in states if "config_sha" in state}
+    found = _verified_shas(folder)
+    if not found:
+        raise CheckpointError(f"{folder}: holds no state of this engine's to resume from")
     # Before DeepSpeed copies anything: tensors of another model would stop it with a message of torch.
-    if found and found != {config_sha(config)}:
+    if found != {config_sha(config)}:
         raise ConfigError(
             f"{path} holds a run of another configuration ({', '.join(sorted(found))}, this one is "
             f"{config_sha(config)}): choose another `save` or `run_name`, or remove the folder"
         )
     loaded, client = engine.load_checkpoint(str(folder.parent), tag=folder.name)
-    if loaded is None or not found:
-        raise CheckpointError(f"{folder}: holds no state of this engine's to resume from")
+    if loaded is None:
+        raise CheckpointError(f"{folder}: DeepSpeed found nothing to resume there")
     return dict(client)

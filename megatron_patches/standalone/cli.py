@@ -8,7 +8,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from data_prep.errors import DataError
 from megatron_patches.config import Config, ConfigError, compose
@@ -44,8 +44,14 @@ def _say(error: Exception, code: int, debug: bool) -> int:
     return code
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """One line on stderr, like every other error."""
+        self.exit(USAGE, f"error: {message} (--help explains)\n")
+
+
 def parser(description: str, example: str) -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
+    made = _Parser(
         description=description,
         epilog=f"example:\n  {example}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -65,6 +71,60 @@ def add_config_arguments(made: argparse.ArgumentParser, nargs: str = "+") -> Non
         metavar="KEY=VALUE",
         help="replace one key; may be repeated",
     )
+
+
+def whole(low: int) -> Callable[[str], int]:
+    """argparse type: an integer of at least `low`."""
+
+    def convert(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = low - 1
+        if value < low:
+            raise argparse.ArgumentTypeError(f"{text!r} is not an integer of at least {low}")
+        return value
+
+    return convert
+
+
+def number(low: float, high: float = float("inf")) -> Callable[[str], float]:
+    """argparse type: a number in `[low, high)`."""
+
+    def convert(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = float("nan")
+        if not low <= value < high:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number in [{low:g}, {high:g})")
+        return value
+
+    return convert
+
+
+def add_device_argument(made: argparse.ArgumentParser) -> None:
+    made.add_argument(
+        "--device", help="cpu, cuda, cuda:1, ...; default: as `distributed_backend` and machine say"
+    )
+
+
+def device_of(name: str | None, config: Config) -> str:
+    """The device to work on. Raises ConfigError for one that is not here."""
+    import torch
+
+    from megatron_patches.standalone.runtime import use_cpu
+
+    if name is None:
+        return "cpu" if use_cpu(config) else "cuda"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"--device {name}: no such device") from error
+    here = {"cpu": 1, "cuda": torch.cuda.device_count()}.get(device.type, 0)
+    if (device.index or 0) >= here:
+        raise ConfigError(f"--device {name}: torch sees {here} devices of this kind here")
+    return name
 
 
 def train_main(arguments: Sequence[str] | None = None) -> int:
@@ -96,21 +156,26 @@ def eval_main(arguments: Sequence[str] | None = None) -> int:
     )
     add_config_arguments(made, "*")
     made.add_argument("--checkpoint", type=Path, help="run folder or global_stepN folder")
-    made.add_argument("--lengths", type=int, nargs="+", help="tokens; default: `eval_lengths`")
-    made.add_argument("--protocol", help="nonoverlap, last, sliding or position")
+    made.add_argument("--lengths", type=whole(1), nargs="+", help="tokens; default: `eval_lengths`")
+    protocols = ("nonoverlap", "last", "sliding", "position")
+    made.add_argument("--protocol", choices=protocols, help="default: `eval_protocol`")
     made.add_argument("--split", choices=["valid", "test"])
-    made.add_argument("--stride", type=int, help="tokens, for sliding (and last)")
-    made.add_argument("--last-k", type=int, help="tokens scored at the end of a window, for last")
-    made.add_argument("--batch-size", type=int, help="windows at a time; default: 4096 tokens")
-    made.add_argument("--max-tokens", type=int, help="use this much of the split; default: all")
+    made.add_argument("--stride", type=whole(1), help="tokens, for sliding (and last)")
+    made.add_argument(
+        "--last-k", type=whole(1), help="tokens scored at the end of a window, for last"
+    )
+    made.add_argument("--batch-size", type=whole(1), help="windows at a time; default: 4096 tokens")
+    made.add_argument(
+        "--max-tokens", type=whole(2), help="use this much of the split; default: all"
+    )
     made.add_argument("--attention", help="implementation of attention; default: auto")
     made.add_argument(
         "--attention-eps",
-        type=float,
+        type=number(0, 1),
         default=0.0,
         help="skip far keys that weigh less than this together (0: exact)",
     )
-    made.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, ...")
+    add_device_argument(made)
     made.add_argument("--output", type=Path, help="append the rows to this .jsonl file")
     made.add_argument(
         "--resume", action="store_true", help="skip cells that --output already holds"
@@ -123,20 +188,28 @@ def eval_main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _evaluate(options: argparse.Namespace) -> int:
+    from megatron_patches.attention import IMPLEMENTATIONS
+    from megatron_patches.standalone.checkpoint import read_config
     from megatron_patches.standalone.evaluate import Evaluation, Request
 
     config = compose(options.config, options.set) if options.config else None
     if config is None and options.set:
         raise ConfigError("--set needs the configuration files that it changes")
     path = options.checkpoint or _checkpoint_of(config)
+    stored = read_config(path, config)
+    implementation = options.attention or (config.attention_impl if config else "auto")
+    if implementation not in ("auto", *IMPLEMENTATIONS):
+        raise ConfigError(
+            f"--attention {implementation}: choose auto, {', '.join(IMPLEMENTATIONS)}"
+        )
     request = Request(**_request(options, config), max_tokens=options.max_tokens)
     evaluation = Evaluation(
         path,
         request,
         config=config,
-        attention=options.attention or (config.attention_impl if config else "auto"),
+        attention=implementation,
         attention_eps=options.attention_eps,
-        device=options.device,
+        device=device_of(options.device, stored),
     )
     output = options.output
     if output is None and options.checkpoint is None:
@@ -153,7 +226,8 @@ def _evaluate(options: argparse.Namespace) -> int:
         append_kernels(
             options.kernels, kernel_rows(evaluation.model, evaluation.config, evaluation.step)
         )
-    return 0 if all(row.status == "ok" for row in rows) else FAILED
+    # A method that cannot read a length has answered the question; a failed cell has not.
+    return FAILED if any(row.status == "failed" for row in rows) else 0
 
 
 def _checkpoint_of(config: Config | None) -> Path:
@@ -176,6 +250,7 @@ def _request(options: argparse.Namespace, config: Config | None) -> dict[str, An
         "batch_size": options.batch_size,
     }
     if options.protocol in (None, stored.eval_protocol):
+        # An option is at least 1, so `or` means "not given".
         asked["stride"] = options.stride or stored.eval_stride
         asked["last_k"] = options.last_k or stored.eval_last_k
     if asked["batch_size"] is None and "eval_batch_size" in stored.model_fields_set:
@@ -192,11 +267,11 @@ def generate_main(arguments: Sequence[str] | None = None) -> int:
     add_config_arguments(made, "*")
     made.add_argument("--checkpoint", type=Path, help="run folder or global_stepN folder")
     made.add_argument("--prompt", help="text to continue; default: standard input")
-    made.add_argument("--tokens", type=int, default=64, help="how many to add at most")
-    made.add_argument("--temperature", type=float, default=0.0, help="0: always the likeliest")
-    made.add_argument("--top-k", type=int)
-    made.add_argument("--seed", type=int, default=0)
-    made.add_argument("--device", default="cpu")
+    made.add_argument("--tokens", type=whole(1), default=64, help="how many to add at most")
+    made.add_argument("--temperature", type=number(0), default=0.0, help="0: always the likeliest")
+    made.add_argument("--top-k", type=whole(1))
+    made.add_argument("--seed", type=whole(0), default=0)
+    add_device_argument(made)
     options = made.parse_args(arguments)
     if not options.config and options.checkpoint is None:
         made.error("name a --checkpoint, or the configuration of a run")
@@ -207,6 +282,7 @@ def _generate(options: argparse.Namespace) -> int:
     import torch
 
     from data_prep.tokenizing import load_tokenizer
+    from megatron_patches.standalone import provenance
     from megatron_patches.standalone.checkpoint import load_model, read_config
     from megatron_patches.standalone.generate import generate
 
@@ -217,7 +293,18 @@ def _generate(options: argparse.Namespace) -> int:
         raise ConfigError("`vocab_file` names no tokenizer, which generation needs")
     gpt2 = config.tokenizer_type == "GPT2BPETokenizer"
     tokenizer = load_tokenizer(str(Path(config.vocab_file).parent) if gpt2 else config.vocab_file)
-    model = load_model(path, config=config, device=options.device)
+    trained = provenance.read_run(path).get("tokenizer", tokenizer.fingerprint)
+    if trained != tokenizer.fingerprint:
+        raise DataError(
+            f"{config.vocab_file} is tokenizer {tokenizer.fingerprint}, the model was trained with "
+            f"{trained}"
+        )
+    model = load_model(path, config=config, device=device_of(options.device, config))
+    if tokenizer.vocab_size > model.shape.vocabulary:
+        raise DataError(
+            f"{config.vocab_file} has {tokenizer.vocab_size} entries, the model "
+            f"{model.shape.vocabulary}: another tokenizer"
+        )
     prompt = sys.stdin.read() if options.prompt is None else options.prompt
     ids = torch.tensor([tokenizer.encode(prompt)], dtype=torch.int64)
     text = generate(

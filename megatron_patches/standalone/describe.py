@@ -51,10 +51,18 @@ def training_bytes(config: Config, shape: ModelShape, micro: int, ranks: int) ->
 
 
 def attention_bytes(
-    shape: ModelShape, impl: str, batch: int, length: int, gradients: bool, itemsize: int = 4
+    shape: ModelShape,
+    tier: str,
+    impl: str,
+    batch: int,
+    length: int,
+    gradients: bool,
+    itemsize: int = 4,
 ) -> int:
     """Expected peak of one layer's attention above q, k and v."""
-    size = Size(batch, shape.heads, length, length, shape.head_dim, itemsize, gradients)
+    size = Size(
+        batch, shape.heads, length, length, shape.head_dim, itemsize, gradients, tier != "table"
+    )
     return peak_bytes(impl, size)
 
 
@@ -103,7 +111,10 @@ def describe(config: Config, processes: int) -> str:
     }
     first = preferences(device.type, gradients=True)[0] if shape.attention == "auto" else impl
     itemsize = BYTES[config.torch_dtype_name]
-    peak = attention_bytes(shape, first, batch.micro, config.seq_length, True, itemsize) / 1e6
+    peak = (
+        attention_bytes(shape, method.tier, first, batch.micro, config.seq_length, True, itemsize)
+        / 1e6
+    )
     lines["attention peak"] = f"about {peak:.0f} MB a layer in training, above q, k and v ({first})"
     width = max(map(len, lines))
     return dump(config) + "\n" + "".join(f"{k:<{width}}  {v}\n" for k, v in lines.items())

@@ -158,6 +158,9 @@ class Evaluation:
         cut = f"{part}|{request.split}" if part else ""
         if request.max_tokens is not None:
             cut += f"|first {request.max_tokens}"
+        if request.protocol != "sliding":
+            # Windows are aligned to the longest length, so it decides which targets are scored.
+            cut += f"|aligned to {self.plan.longest}"
         return {
             "method": config.pos_emb,
             "dataset": config.dataset or "data",
@@ -168,18 +171,34 @@ class Evaluation:
             "last_k": request.last_k,
             "tokenizer": provenance.tokenizer_fingerprint(self.datasets),
             "data": provenance.data_fingerprint(self.datasets, cut),
-            "config_sha": config_sha(config),
+            # of the training: the text of an evaluation has a fingerprint of its own
+            "config_sha": provenance.read_run(self.path).get("config_sha", config_sha(config)),
             "git_sha": provenance.git_sha(),
-            "engine": provenance.read_run(self.path).get("engine", "neox"),
+            "engine": provenance.read_run(self.path).get("engine", "unknown"),
             "attention": self.model.attention_name(),
             "dtype": str(next(self.model.parameters()).dtype).removeprefix("torch."),
             "step": self.step,
             "parameters": self.model.parameter_count(),
-            "options": {"attention_eps": self.model.shape.attention_eps}
-            if self.model.shape.attention_eps
-            else {},
+            "options": self._variant(),
             "documents_isolated": False,
         }
+
+    def _variant(self) -> dict[str, Any]:
+        """What makes this more than the method's name says: it tells variants apart in tables."""
+        keys = (
+            *("position_options", "position_init", "position_precision", "position_sharing"),
+            *("position_weight_decay", "sliding_window_width"),
+        )
+        defaults = type(self.config).model_fields
+        found = {
+            key: value
+            for key in keys
+            if (value := getattr(self.config, key))
+            != defaults[key].get_default(call_default_factory=True)
+        }
+        if self.model.shape.attention_eps:
+            found["attention_eps"] = self.model.shape.attention_eps
+        return found
 
     def row(self, length: int, advance: Callable[[int], None] = lambda tokens: None) -> Row:
         """One cell; a refusal or failure is a row, too, so that nothing goes missing in silence."""
@@ -194,10 +213,10 @@ class Evaluation:
         begun = time.perf_counter()
         try:
             self.model.position_method.can_read(length)
-            windows = self.plan.windows(length)
         except ValueError as error:
             return Row(**cell, **nothing, seconds=0.0, status="refused", message=str(error))
         try:
+            windows = self.plan.windows(length)
             result = score(
                 self.model,
                 self.tokens,
@@ -209,7 +228,7 @@ class Evaluation:
             perplexity = math.exp(result.loss)
         except (ValueError, ArithmeticError, RuntimeError, MemoryError) as error:
             seconds = time.perf_counter() - begun
-            message = f"{type(error).__name__}: {error}".splitlines()[0]
+            message = str(error).splitlines()[0] if str(error) else type(error).__name__
             return Row(**cell, **nothing, seconds=seconds, status="failed", message=message)
         ratio = provenance.tokens_per_byte(self.datasets)
         return Row(
@@ -230,7 +249,12 @@ class Evaluation:
         batch = self.request.batch_size or max(1, TOKENS_PER_PASS // length)
         impl, shape = self.model.attention_name(), self.model.shape
         itemsize = next(self.model.parameters()).element_size()
-        megabytes = attention_bytes(shape, impl, batch, length, False, itemsize) / 1e6
+        megabytes = (
+            attention_bytes(
+                shape, self.model.position_method.tier, impl, batch, length, False, itemsize
+            )
+            / 1e6
+        )
         return f"attention: {impl}, about {megabytes:.0f} MB a layer at {length} tokens"
 
     def finished(self, output: str | Path) -> set[int]:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from data_prep.errors import DataError
 from data_prep.indexed import IndexedDataset
+from megatron_patches.config import ConfigError
 
 
 def git_sha() -> str:
@@ -41,13 +45,16 @@ def data_fingerprint(datasets: Sequence[IndexedDataset], extra: str = "") -> str
 
 
 def tokenizer_fingerprint(datasets: Sequence[IndexedDataset]) -> str:
-    """What the sidecars say, `unknown` without one."""
+    """What the sidecars say, `unknown` without one; DataError if they contradict each other."""
     found = {
         str(d.sidecar["tokenizer"]["fingerprint"])
         for d in datasets
         if d.sidecar is not None and "tokenizer" in d.sidecar
     }
-    return found.pop() if len(found) == 1 else "unknown"
+    if len(found) > 1:
+        prefixes = ", ".join(str(d.prefix) for d in datasets)
+        raise DataError(f"{prefixes} were prepared with different tokenizers ({', '.join(found)})")
+    return found.pop() if found else "unknown"
 
 
 def tokens_per_byte(datasets: Sequence[IndexedDataset]) -> float | None:
@@ -60,11 +67,27 @@ def tokens_per_byte(datasets: Sequence[IndexedDataset]) -> float | None:
     return sum(s["tokens"] for s in sidecars) / sum(s["text_bytes"] for s in sidecars)
 
 
-def write_json(path: Path, content: dict[str, Any]) -> None:
+def write_text(path: Path, text: str) -> None:
     """Whole or not at all."""
     temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    temporary.write_text(text, encoding="utf-8")
     os.replace(temporary, path)
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    write_text(path, json.dumps(content, indent=1, sort_keys=True) + "\n")
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep a second run out of a folder; ConfigError when there is one already."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / ".lock", "w", encoding="utf-8") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise ConfigError(f"{folder}: another process is training in it") from error
+        yield
 
 
 def read_run(path: str | Path) -> dict[str, Any]:

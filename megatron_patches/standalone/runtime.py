@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 import sys
 from dataclasses import dataclass
 from typing import Any
@@ -50,9 +49,11 @@ def start(config: Config) -> World:
         os.environ["DS_ACCELERATOR"] = "cpu"  # before DeepSpeed looks for devices
     deepspeed = import_deepspeed()
     env = os.environ
+    if "RANK" not in env and int(env.get("SLURM_NTASKS", "1")) > 1 and "SLURM_PROCID" in env:
+        _join_slurm(config)
     if "RANK" not in env:
         env.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1")
-        env["MASTER_PORT"] = str(_free_port())
+        env["MASTER_PORT"] = "0"  # alone: the store takes a free port itself, without a race
     local_rank = int(env.get("LOCAL_RANK", "0"))
     if cpu:
         if "OMP_NUM_THREADS" not in env:
@@ -70,6 +71,24 @@ def start(config: Config) -> World:
             dist_backend=backend, auto_mpi_discovery=False, verbose=False, init_method="env://"
         )
     return World(int(env["RANK"]), int(env["WORLD_SIZE"]), local_rank, device)
+
+
+def _join_slurm(config: Config) -> None:
+    """Under `srun` every task finds its place in Slurm's variables."""
+    env = os.environ
+    if "MASTER_ADDR" not in env:
+        if int(env.get("SLURM_NNODES", "1")) > 1:
+            raise RuntimeError(
+                "several Slurm nodes, and MASTER_ADDR is not set: before srun, run "
+                'export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
+            )
+        env["MASTER_ADDR"] = "127.0.0.1"
+    env.setdefault("MASTER_PORT", str(config.master_port))
+    env.update(
+        RANK=env["SLURM_PROCID"],
+        WORLD_SIZE=env["SLURM_NTASKS"],
+        LOCAL_RANK=env.get("SLURM_LOCALID", "0"),
+    )
 
 
 def finish() -> None:
@@ -95,9 +114,3 @@ def import_deepspeed() -> Any:
     if module is not None and hasattr(module, "see_memory_usage"):
         module.see_memory_usage = lambda *_, **__: None  # type: ignore[attr-defined]
     return deepspeed
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

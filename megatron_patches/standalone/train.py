@@ -6,6 +6,7 @@ import hashlib
 import math
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +58,8 @@ class Trainer:
         torch.manual_seed(config.seed)
         self.model = GPT(shape_of(config))
         self.parameters = self.model.parameter_count()  # ZeRO 3 leaves nothing to count
-        if config.finetune and config.load:
-            checkpoint.load_weights(self.model, config.load)
+        if config.finetune:
+            self._load_first_weights()
         self.engine = build_engine(self.model, config, self.batch, world.device)
         self.step = 0
         self.provenance = self._provenance()
@@ -72,6 +73,9 @@ class Trainer:
     def _provenance(self) -> dict[str, Any]:
         """What a later evaluation or a resumed run must agree with."""
         datasets = [IndexedDataset(prefix) for prefix, _ in sources(self.config, "train")]
+        if self.validation:
+            held_out = [IndexedDataset(prefix) for prefix, _ in sources(self.config, "valid")]
+            provenance.tokenizer_fingerprint([*datasets, *held_out])  # DataError if they differ
         return {
             "engine": "standalone",
             "config_sha": config_sha(self.config),
@@ -79,6 +83,8 @@ class Trainer:
             "data": provenance.data_fingerprint(datasets),
             "tokenizer": provenance.tokenizer_fingerprint(datasets),
             "parameters": self.parameters,
+            "global_batch": self.batch.global_,
+            "processes": self.world.size,
             "position": self.model.position_method.settings(),
         }
 
@@ -95,6 +101,16 @@ class Trainer:
         count = config.eval_iters * self.batch.accumulation
         return [torch.from_numpy(next(batches)[1]) for _ in range(count)]
 
+    def _load_first_weights(self) -> None:
+        if config_load := self.config.load:
+            step = self.config.iteration
+            tail = () if step is None else (f"global_step{step}",)
+            checkpoint.load_weights(self.model, Path(config_load, *tail))
+        elif not (self.folder / "latest").is_file():
+            raise ConfigError(
+                f"{self.config.place('finetune')} needs `load`: weights to start from"
+            )
+
     def _resume(self) -> None:
         config = self.config
         here = (self.folder / "latest").is_file()
@@ -103,15 +119,29 @@ class Trainer:
             source = Path(config.load)
         if source is None:
             return
-        before = provenance.read_run(source).get("data", self.provenance["data"])
-        if before != self.provenance["data"]:
-            raise ConfigError(
-                f"{source}: this run was trained on data {before}, the files are now "
-                f"{self.provenance['data']}: restore them, or start a new run"
-            )
+        if source != self.folder and config.iteration is not None:
+            source = source / f"global_step{config.iteration}"
+        self._check_same_run(source)
         client = checkpoint.resume(self.engine, source, config)
         self.step = int(client["iteration"])
         self.consumed_sha = str(client["consumed_sha"])
+
+    def _check_same_run(self, source: Path) -> None:
+        """What the hash of the configuration does not cover; raises ConfigError with both values."""
+        before, now = provenance.read_run(source), self.provenance
+        same = {
+            "data": "restore the files, or start a new run",
+            "tokenizer": "restore the files, or start a new run",
+            "global_batch": "use as many processes as before, or set `train_batch_size`",
+        }
+        if self.config.zero_stage:
+            same["processes"] = "DeepSpeed's ZeRO resumes on the same number of processes only"
+        for key, advice in same.items():
+            if before.get(key, now[key]) != now[key]:
+                raise ConfigError(
+                    f"{source}: this run has {key.replace('_', ' ')} {before[key]}, now it is "
+                    f"{now[key]}: {advice}"
+                )
 
     # ---- the loop --------------------------------------------------------------------------------
 
@@ -121,6 +151,12 @@ class Trainer:
             if world.first:
                 print(f"{self.folder}: complete at iteration {self.step}, nothing to do")
             return self.folder
+        lock = provenance.locked(self.folder) if world.first else nullcontext()
+        with lock:
+            return self._run()
+
+    def _run(self) -> Path:
+        world = self.world
         watch = self._start_watch() if world.first else None
         batches = micro_batches(
             self.samples,
@@ -138,7 +174,7 @@ class Trainer:
 
     def _start_watch(self) -> Watch:
         self.folder.mkdir(parents=True, exist_ok=True)
-        (self.folder / "config.yml").write_text(dump(self.config), encoding="utf-8")
+        provenance.write_text(self.folder / "config.yml", dump(self.config))
         provenance.write_json(self.folder / "run.json", self.provenance)
         watch = Watch(self.config, self.folder, self.step)
         method = self.model.position_method
@@ -261,6 +297,13 @@ class Trainer:
         return self._due(int(config.checkpoint_factor), self.step)
 
     def _save(self) -> None:
+        """Raises TrainingError instead of writing weights that are not finite."""
+        weights = [getattr(p, "ds_tensor", p) for p in self.model.parameters()]
+        broken = torch.stack([~torch.isfinite(w).all() for w in weights]).any().float()
+        if self.world.size > 1:
+            torch.distributed.all_reduce(broken)
+        if broken.item():
+            raise self._failure(None)
         client = {
             "iteration": self.step,
             "consumed_sha": self.consumed_sha,

@@ -110,6 +110,8 @@ def _wandb(config: Config, folder: Path) -> Any:
     import wandb
     import yaml
 
+    if "wandb_host" in config.model_fields_set:
+        os.environ.setdefault("WANDB_BASE_URL", config.wandb_host)
     run = wandb.init(
         project=config.wandb_project,
         group=config.wandb_group,

@@ -7,7 +7,7 @@ import torch
 from attention_cases import ANYWHERE, Counting, Slanted, make, outcome, padding, tensors
 
 from megatron_patches.attention import IMPLEMENTATIONS, attend
-from megatron_patches.positions import build, names
+from megatron_patches.positions import Geometry, PositionMethod, build, names
 
 ATTENTION = [name for name in names() if make(name).place == "attention"]
 HAND_MADE = {"positional": Slanted, "content": Counting}
@@ -164,3 +164,59 @@ def test_order_of_the_keys_matters_where_the_method_says_so(name, impl):
         and not torch.equal(method.transform(q, k, torch.arange(60))[1], k)
     )
     assert (difference > 1e-4).all() if acts else (difference < 1e-12).all()
+
+
+@pytest.mark.parametrize("impl", ["reference", "chunked"])
+@pytest.mark.parametrize("training", [False, True])
+def test_autocast_changes_nothing(impl, training):
+    """Its rounding inside an implementation would differ between training and evaluation."""
+    method = build("kerple_log", heads=2, head_dim=16, hidden_size=32)
+    q, k, v = (torch.randn(1, 2, 70, 16).bfloat16() * 4 for _ in range(3))
+    with torch.set_grad_enabled(training):
+        plain = attend(q, k, v, method, impl=impl)
+        with torch.autocast("cpu", torch.bfloat16):
+            inside = attend(q, k, v, method, impl=impl)
+    assert torch.equal(plain, inside)
+
+
+def test_the_default_dtype_does_not_matter():
+    method = build("kerple_log", heads=2, head_dim=16, hidden_size=32)
+    q, k, v = (torch.randn(1, 2, 70, 16, requires_grad=True) for _ in range(3))
+    plain = torch.autograd.grad(attend(q, k, v, method).sum(), (q, k, v))
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        other = torch.autograd.grad(attend(q, k, v, method).sum(), (q, k, v))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    for a, b in zip(plain, other, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_method_with_gates_is_not_run_without_them():
+    class Gated(PositionMethod):
+        name = "gated"
+
+        def decay(self, hidden):
+            raise AssertionError("nobody calls it yet")
+
+    method = Gated(Geometry(heads=2, head_dim=16, hidden_size=32))
+    q = torch.randn(1, 2, 5, 16)
+    with pytest.raises(ValueError, match="gated has gates"):
+        attend(q, q, q, method)
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"window": 2.5}, "window must be an integer"),
+        ({"query_offset": 1.0}, "query_offset must be an integer"),
+        ({"key_padding_mask": [True]}, "got list"),
+    ],
+)
+def test_wrong_types_are_named(option, message):
+    method = build("alibi", heads=2, head_dim=16, hidden_size=32)
+    q = torch.randn(1, 2, 5, 16)
+    with pytest.raises(ValueError, match=message):
+        attend(q, q, q, method, **option)
+    with pytest.raises(ValueError, match="heads must be an integer"):
+        build("alibi", heads=2.0, head_dim=16, hidden_size=32)

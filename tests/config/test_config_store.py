@@ -27,7 +27,7 @@ RUN = [CONFIGS / part for part in ("base/tiny.yml", "method/rpe.yml", "dataset/l
         ["weight_decay=123456789012345680000.0"],
         ["pos_emb=kerple_power_ap_", "position_options={a: [1, 2], b: {c: 1.0e-7}}"],
         ["zero_optimization={stage: 1, overlap_comm: on}", "load=", "save=ä b"],
-        ["data_types={}", "eval_lengths=[64]", "checkpoint_factor=1.5"],
+        ["data_types={}", "eval_lengths=[64]", "checkpoint_factor=1.5", "checkpoint_scale=log"],
     ],
 )
 def test_dump_composes_to_an_equal_config(write, overrides):

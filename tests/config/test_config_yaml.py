@@ -151,4 +151,4 @@ def test_whole_numbers_serve_as_numbers_and_separators_are_read(config):
     assert config("s3_chunk_size: 104_857_600").s3_chunk_size == 104857600
     assert config("checkpoint_factor: 200").checkpoint_factor == 200
     assert isinstance(config("checkpoint_factor: 200").checkpoint_factor, int)
-    assert config("checkpoint_factor: 1.5").checkpoint_factor == 1.5
+    assert config("checkpoint_scale: log\ncheckpoint_factor: 1.5").checkpoint_factor == 1.5

@@ -396,3 +396,35 @@ def test_importing_the_format_loads_nothing_else():
         "assert not ours, ours\n"
     )
     subprocess.run([sys.executable, "-W", "error", "-c", script], cwd=ROOT, check=True)
+
+
+def test_force_deletes_nothing_that_no_preparation_made(tmp_path):
+    source = tmp_path / "in.jsonl"
+    source.write_text(
+        "".join(json.dumps({"text": f"document {n} " * 40}) + "\n" for n in range(60))
+    )
+    mine = tmp_path / "out" / "documents" / "thesis.odt"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("years of work")
+    with pytest.raises(DataError, match="thesis.odt, which no preparation made"):
+        prepare("jsonl", tmp_path / "out", inputs=[source], tokenizer="byte", force=True)
+    assert mine.read_text() == "years of work"
+
+
+def test_inputs_inside_the_output_are_refused(tmp_path):
+    inside = tmp_path / "out" / "documents" / "data_0.jsonl"
+    inside.parent.mkdir(parents=True)
+    inside.write_text(json.dumps({"text": "one"}) + "\n")
+    with pytest.raises(DataError, match="lies in the output"):
+        prepare("jsonl", tmp_path / "out", inputs=[inside], tokenizer="byte", force=True)
+
+
+def test_a_link_to_a_folder_is_an_error(tmp_path):
+
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real" / "a.jsonl").write_text("{}")
+    (tmp_path / "top").mkdir()
+    (tmp_path / "top" / "b.jsonl").write_text("{}")
+    (tmp_path / "top" / "link").symlink_to(tmp_path / "real")
+    with pytest.raises(DataError, match="link to a folder"):
+        expand([tmp_path / "top"])

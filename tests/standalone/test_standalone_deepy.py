@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import yaml
 
 import deepy
 from megatron_patches.config import compose, config_sha
+from megatron_patches.standalone import provenance, runtime
 from megatron_patches.standalone.checkpoint import load_model
 
 
@@ -165,11 +167,11 @@ def test_several_nodes_need_a_hostfile(file, refusal):
 
 def test_processes_of_a_hostfile(file, tmp_path):
     hosts = tmp_path / "hosts"
-    hosts.write_text("a slots=4 # the first\n\nb slots=2\n")
+    hosts.write_text("localhost slots=4 # the first\n\n127.0.0.1 slots=2\n")
     add(file, hostfile=str(hosts))
     config = compose([file])
     found = deepy.read_hostfile(config)
-    assert found == {"a": 4, "b": 2} and deepy.process_count(config, found) == 6
+    assert found == {"localhost": 4, "127.0.0.1": 2} and deepy.process_count(config, found) == 6
     assert deepy.process_count(compose([file], ["num_gpus=3"]), found) == 5
 
 
@@ -201,6 +203,53 @@ def test_deepspeed_starts_one_and_two_processes(file, tmp_path):
     assert alone.returncode == 1
     (line,) = [line for line in alone.stderr.splitlines() if line.startswith("error: ")]
     assert "mp_rank_00_model_states.pt: damaged" in line and "Traceback" not in alone.stderr
+
+
+SRUN = """#!/usr/bin/env bash
+shift  # --ntasks=2
+for task in 0 1; do
+    SLURM_PROCID=$task SLURM_LOCALID=$task SLURM_NTASKS=2 SLURM_NNODES=1 "$@" &
+    tasks="$tasks $!"
+done
+for task in $tasks; do wait $task || exit 1; done
+"""
+
+
+def test_slurm_starts_the_tasks_of_an_allocation(file, tmp_path):
+    """With a stand-in for srun: two tasks find each other through Slurm's variables."""
+    (tmp_path / "bin").mkdir()
+    srun = tmp_path / "bin" / "srun"
+    srun.write_text(SRUN)
+    srun.chmod(0o755)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    add(file, launcher="slurm", master_port=port, train_iters=2)
+    path = f"{srun.parent}:{os.environ['PATH']}"
+    env = {"PATH": path, "SLURM_NTASKS": "2", "SLURM_NNODES": "1"}
+    done = launch("train.py", str(file), env=env)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "2 process(es)" in done.stderr
+    assert provenance.read_run(compose([file]).save_dir)["processes"] == 2
+
+
+def test_slurm_outside_an_allocation_is_refused(refusal, monkeypatch):
+    monkeypatch.delenv("SLURM_NTASKS", raising=False)
+    assert "start this inside an allocation" in refusal("--set", "launcher=slurm")
+
+
+def test_several_slurm_nodes_need_an_address(file, monkeypatch):
+    for key, value in {"SLURM_NTASKS": "4", "SLURM_PROCID": "1", "SLURM_NNODES": "2"}.items():
+        monkeypatch.setenv(key, value)
+    for key in ("MASTER_ADDR", "RANK"):
+        monkeypatch.delenv(key, raising=False)
+    with pytest.raises(RuntimeError, match="export MASTER_ADDR="):
+        runtime.start(compose([file]))
+
+
+@pytest.mark.parametrize("key", ["include", "exclude"])
+def test_hosts_are_chosen_in_the_hostfile(refusal, key):
+    assert "list the hosts that shall run" in refusal("--set", f"{key}=localhost")
 
 
 def test_the_workers_run_alone(trained):

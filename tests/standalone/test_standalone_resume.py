@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import standalone_tools as tools
 import torch
 
 from megatron_patches.config import ConfigError
-from megatron_patches.standalone import checkpoint
-from megatron_patches.standalone.train import Trainer, train
+from megatron_patches.standalone import checkpoint, provenance
+from megatron_patches.standalone.train import Trainer, TrainingError, train
 
 
 class Killed(Exception):
@@ -89,7 +91,7 @@ def test_changed_data_are_refused(tmp_path):
     for file in (tmp_path / "text").iterdir():
         file.unlink()
     tools.write_text(tmp_path / "text", seed=1)
-    with pytest.raises(ConfigError, match="was trained on data .* the files are now"):
+    with pytest.raises(ConfigError, match="this run has data .* now it is .* restore the files"):
         train(tools.tiny(tmp_path / "text", tmp_path / "run", train_iters=2))
 
 
@@ -139,3 +141,47 @@ def test_saves_on_a_logarithmic_scale(config):
     folder = train(config(checkpoint_factor=2, checkpoint_scale="log", train_iters=9))
     steps = sorted(checkpoint.step_number(path) for path in folder.glob("global_step*"))
     assert steps == [1, 2, 4, 8, 9]
+
+
+@pytest.mark.parametrize(
+    ("key", "zero", "problem"),
+    [("global_batch", 0, "global batch 99"), ("processes", 1, "processes 99")],
+)
+def test_another_number_of_processes(config, key, zero, problem):
+    """A larger global batch would read other samples under the same numbers."""
+    made = config(train_iters=2, zero_optimization={"stage": zero})
+    folder = train(made)
+    (folder / "run.json").write_text(json.dumps({**provenance.read_run(folder), key: 99}))
+    with pytest.raises(ConfigError, match=problem):
+        train(made)
+
+
+def test_two_runs_do_not_share_a_folder(config):
+    made = config()
+    with (
+        provenance.locked(made.save_dir),
+        pytest.raises(ConfigError, match="another process is training in it"),
+    ):
+        train(made)
+
+
+def test_finetuning_needs_weights(config):
+    with pytest.raises(ConfigError, match="`finetune` .* needs `load`"):
+        train(config(finetune=True))
+
+
+def test_weights_that_are_not_finite_are_not_saved(config, monkeypatch):
+    """The loss of a step is checked before its update; the save checks what the update left."""
+    original = Trainer._one_step
+
+    def one_step(self, *arguments):
+        loss = original(self, *arguments)
+        if self.step + 1 == 4:
+            self.model.get_parameter("sequential.5.norm.bias").data[0] = float("nan")
+        return loss
+
+    monkeypatch.setattr(Trainer, "_one_step", one_step)
+    made = config(train_iters=8, checkpoint_factor=2)
+    with pytest.raises(TrainingError, match=r"sequential\.5\.norm\.bias holds NaN"):
+        train(made)
+    assert (made.save_dir / "latest").read_text() == "global_step2"

@@ -14,6 +14,7 @@ import pytest
 import standalone_tools as tools
 import torch
 
+from megatron_patches.config import ConfigError
 from megatron_patches.standalone import CheckpointError, load_model
 from megatron_patches.standalone.train import train
 
@@ -156,13 +157,25 @@ def test_no_weights_at_all(file, run):
         ({"hidden_size": 32}, r"embeddings\.weight: shape \(64, 16\), expected \(64, 32\)"),
     ],
 )
-def test_another_model(trained, text, tmp_path, changes, problem):
+def test_another_model(run, text, tmp_path, changes, problem):
+    """Named by the configuration where the folder has one, else by the tensors."""
+    other = tools.tiny(text, tmp_path, **changes)
+    with pytest.raises(ConfigError, match="holds another model: .*the model was trained with"):
+        load_model(run, config=other)
+    (run / "config.yml").unlink()
     with pytest.raises(CheckpointError, match=problem):
-        load_model(trained, config=tools.tiny(text, tmp_path, **changes))
+        load_model(run, config=other)
 
 
-def test_twelve_heads_are_not_eight():
+def test_weights_of_another_kernel_with_the_same_names(run, text, tmp_path):
+    """kerple_power has the names and shapes of kerple_log: only the stored configuration tells."""
+    with pytest.raises(ConfigError, match="`pos_emb`"):
+        load_model(run, config=tools.tiny(text, tmp_path, pos_emb="kerple_power"))
+
+
+def test_twelve_heads_are_not_eight(tmp_path):
     path = tools.GOLDENS / "neox" / "checkpoints" / "kerple_log-pp0-mp1"
+    path = shutil.copytree(path, tmp_path / "run", ignore=shutil.ignore_patterns("configs"))
     values = {
         "num_layers": 2,
         "hidden_size": 96,
