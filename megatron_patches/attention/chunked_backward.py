@@ -41,7 +41,6 @@ def backward(
     grad_q, grad_k, grad_v = (torch.empty_like(t) for t in (q, k, v))
     grad_view = torch.zeros(heads, keys + chunk, dtype=dtype, device=device)
     grad_weight_view = torch.zeros_like(grad_view)
-    delta = (grad_out.to(dtype) * out.to(dtype)).sum(-1)
 
     for some, group in blocks(q.shape[0], heads, keys, sight.eps):
         samples, count = some.stop - some.start, group.stop - group.start
@@ -52,7 +51,10 @@ def backward(
         q_NQD = flat(q[some, group].flip(2), queries)
         grad_out_NQD = flat(grad_out[some, group].flip(2), queries)
         k_NKD, v_NKD = flat(k[some, group], keys), flat(v[some, group], keys)
-        delta_NQ1 = delta[some, group].flip(2).reshape(-1, queries, 1)
+        # a block at a time: over all heads the product would be as large as the output
+        out_NQD = flat(out[some, group].flip(2), queries)
+        delta_NQ1 = out_NQD.mul_(grad_out_NQD).sum(-1, keepdim=True)
+        del out_NQD
         if lse_BHQ is not None:
             lse2_SGQ1 = (lse_BHQ[some, group] * LOG2E).flip(2)[..., None]
         sum_k, sum_v = torch.zeros_like(k_NKD), torch.zeros_like(v_NKD)

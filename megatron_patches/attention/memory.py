@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from megatron_patches.attention import blocks
 
+RETAINED = 6 << 20  # freed blocks that the allocator keeps while it works through a backward
 WORD = 4  # scores, tables and softmax are float32
 
 
@@ -78,12 +79,8 @@ def _chunked(size: Size) -> int:
     # scores, probabilities, their gradient, and the buffer of the diagonal sums
     scores = wide * rows * (3 * size.keys + size.keys + rows)
     grads = size.q + 2 * size.k
-    delta = 2 * size.batch * size.heads * size.queries * WORD
-    products = 2 * size.batch * size.heads * size.queries * size.head_dim * WORD
     table = 2 * size.heads * (size.keys + rows) * WORD
-    return (
-        size.q + _table(size) + table + grads + max(delta + products, delta // 2 + copies + scores)
-    )
+    return size.q + _table(size) + table + grads + copies + scores + RETAINED
 
 
 def _chunked_group(size: Size) -> int:

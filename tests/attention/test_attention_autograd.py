@@ -145,3 +145,19 @@ def test_activation_checkpointing_around_it(name, reentrant):
         out.square().sum().backward()
         results.append([t.grad.clone() for t in (*qkv, *method.parameters())])
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+def test_without_the_private_kernel_the_gradients_are_the_same(monkeypatch):
+    """The log-sum-exp comes from an operator that torch may take away."""
+    from megatron_patches.attention import chunked
+
+    found = []
+    for kernel in (chunked._WITH_LSE, None):
+        monkeypatch.setattr(chunked, "_WITH_LSE", kernel)
+        method = make("kerple_log")
+        q, k, v = (t.requires_grad_() for t in tensors(200, 200, dtype=torch.float32))
+        out = attend(q, k, v, method, impl="chunked")
+        found.append([out, *torch.autograd.grad(out.sum(), [q, k, v, *method.parameters()])])
+    assert chunked._WITH_LSE is None and len(found) == 2
+    for fused, plain in zip(*found, strict=True):
+        torch.testing.assert_close(fused, plain, rtol=1e-5, atol=1e-5)
