@@ -42,7 +42,9 @@ def table(rows: list[dict[str, Any]], value: str) -> str:
     seen = dict.fromkeys((row["method"], row["variant"]) for row in rows)
     for method, variant in seen:
         cells = {
-            r["length"]: r.get(value) for r in rows if (r["method"], r["variant"]) == (method, variant)
+            r["length"]: r.get(value)
+            for r in rows
+            if (r["method"], r["variant"]) == (method, variant)
         }
         texts = ["" if cells.get(at) is None else f"{cells[at]:.3g}" for at in lengths]
         lines.append(f"| {method} | {variant} | " + " | ".join(texts) + " |")
@@ -61,7 +63,8 @@ def draw(rows: list[dict[str, Any]], value: str, stem: Path) -> None:
             points = sorted(
                 (row["length"], row[value])
                 for row in rows
-                if (row["method"], row["variant"]) == (method, variant) and row.get(value) is not None
+                if (row["method"], row["variant"]) == (method, variant)
+                and row.get(value) is not None
             )
             axes.plot(*zip(*points, strict=True), **style.line_style(number))
             axes.annotate(name, points[-1], xytext=(6, -3), textcoords="offset points")
