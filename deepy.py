@@ -26,7 +26,7 @@ from megatron_patches.config import (
     data_parallel_size,
     dump,
 )
-from megatron_patches.standalone.cli import add_config_arguments, guarded, parser
+from megatron_patches.standalone.arguments import add_config_arguments, guarded, parser
 
 ROOT = Path(__file__).resolve().parent
 WORKERS = ("train.py", "eval.py", "generate.py")

@@ -27,7 +27,7 @@ from megatron_patches import positions  # noqa: E402
 from megatron_patches.analysis import figures, rows, style, tables  # noqa: E402
 from megatron_patches.analysis.published import published_ratio, read_published  # noqa: E402
 from megatron_patches.analysis.render import to_markdown  # noqa: E402
-from megatron_patches.standalone.cli import guarded, whole  # noqa: E402
+from megatron_patches.standalone.arguments import guarded, whole  # noqa: E402
 
 CORPUS, TREND = "local_code", "github"  # ours, and the published data set of the same kind
 METHODS = ("kerple_log", "alibi", "rotary", "sinusoidal")

@@ -99,3 +99,21 @@ def read_run(path: str | Path) -> dict[str, Any]:
             if isinstance(content, dict):
                 return content
     return {}
+
+
+def check_same_run(source: Path, now: dict[str, Any], zero_stage: int) -> None:
+    """What the hash of the configuration does not cover; ConfigError with both values."""
+    before = read_run(source)
+    same = {
+        "data": "restore the files, or start a new run",
+        "tokenizer": "restore the files, or start a new run",
+        "global_batch": "use as many processes as before, or set `train_batch_size`",
+    }
+    if zero_stage:
+        same["processes"] = "DeepSpeed's ZeRO resumes on the same number of processes only"
+    for key, advice in same.items():
+        if before.get(key, now[key]) != now[key]:
+            raise ConfigError(
+                f"{source}: this run has {key.replace('_', ' ')} {before[key]}, now it is "
+                f"{now[key]}: {advice}"
+            )

@@ -1,4 +1,4 @@
-"""GPT-NeoX's learning-rate schedule, and its rule for the first steps of a warm-up."""
+"""What happens at which step: GPT-NeoX's learning rate, and when something is due."""
 
 from __future__ import annotations
 
@@ -31,3 +31,20 @@ def learning_rate(config: Config, step: int) -> float:
     else:
         rate = peak
     return max(rate, config.min_lr)
+
+
+def due(config: Config, interval: int, step: int) -> bool:
+    """Whether something that happens every `interval` steps, and at the end, happens after `step`."""
+    return step % interval == 0 or step == config.train_iters
+
+
+def save_due(config: Config, step: int) -> bool:
+    """NeoX's rule for checkpoints: every `checkpoint_factor` steps, or at its powers, and as listed."""
+    if step == config.train_iters or step in (config.extra_save_iters or ()):
+        return True
+    if config.checkpoint_factor is None:
+        return False
+    if config.checkpoint_scale == "log":
+        level = round(math.log(step, config.checkpoint_factor))
+        return step == int(config.checkpoint_factor**level)
+    return due(config, int(config.checkpoint_factor), step)

@@ -28,7 +28,7 @@ from megatron_patches.standalone.diagnose import TrainingError, first_cause
 from megatron_patches.standalone.model import GPT
 from megatron_patches.standalone.optimizer import build_engine
 from megatron_patches.standalone.runtime import World
-from megatron_patches.standalone.schedule import learning_rate
+from megatron_patches.standalone.schedule import due, learning_rate, save_due
 from megatron_patches.standalone.watch import Watch
 
 
@@ -121,27 +121,10 @@ class Trainer:
             return
         if source != self.folder and config.iteration is not None:
             source = source / f"global_step{config.iteration}"
-        self._check_same_run(source)
+        provenance.check_same_run(source, self.provenance, config.zero_stage)
         client = checkpoint.resume(self.engine, source, config)
         self.step = int(client["iteration"])
         self.consumed_sha = str(client["consumed_sha"])
-
-    def _check_same_run(self, source: Path) -> None:
-        """What the hash of the configuration does not cover; raises ConfigError with both values."""
-        before, now = provenance.read_run(source), self.provenance
-        same = {
-            "data": "restore the files, or start a new run",
-            "tokenizer": "restore the files, or start a new run",
-            "global_batch": "use as many processes as before, or set `train_batch_size`",
-        }
-        if self.config.zero_stage:
-            same["processes"] = "DeepSpeed's ZeRO resumes on the same number of processes only"
-        for key, advice in same.items():
-            if before.get(key, now[key]) != now[key]:
-                raise ConfigError(
-                    f"{source}: this run has {key.replace('_', ' ')} {before[key]}, now it is "
-                    f"{now[key]}: {advice}"
-                )
 
     # ---- the loop --------------------------------------------------------------------------------
 
@@ -194,7 +177,7 @@ class Trainer:
             rate = learning_rate(config, self.step)
             for group in self.engine.optimizer.param_groups:
                 group["lr"] = rate
-            logged = self._due(config.log_interval, self.step + 1)
+            logged = due(config, config.log_interval, self.step + 1)
             losses.append(self._one_step(batches, logged))
             self.step += 1
             if logged:
@@ -216,10 +199,10 @@ class Trainer:
                         }
                     )
                 since, losses = time.perf_counter(), []
-            if self.validation and self._due(config.eval_interval, self.step):
+            if self.validation and due(config, config.eval_interval, self.step):
                 self._validate(watch, rate)
                 since = time.perf_counter()
-            if self._save_due():
+            if save_due(config, self.step):
                 self._save()
                 since = time.perf_counter()
 
@@ -281,20 +264,6 @@ class Trainer:
             watch.say(f"{self.config.run_id}  validation loss {mean:.4f} at {self.step}")
 
     # ---- checkpoints -----------------------------------------------------------------------------
-
-    def _due(self, interval: int, step: int) -> bool:
-        return step % interval == 0 or step == self.config.train_iters
-
-    def _save_due(self) -> bool:
-        config = self.config
-        if self.step == config.train_iters or self.step in (config.extra_save_iters or ()):
-            return True
-        if config.checkpoint_factor is None:
-            return False
-        if config.checkpoint_scale == "log":
-            level = round(math.log(self.step, config.checkpoint_factor))
-            return self.step == int(config.checkpoint_factor**level)
-        return self._due(int(config.checkpoint_factor), self.step)
 
     def _save(self) -> None:
         """Raises TrainingError instead of writing weights that are not finite."""
