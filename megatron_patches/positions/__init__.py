@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from megatron_patches.positions._base import PositionMethod
     from megatron_patches.positions._geometry import Geometry
 
-__all__ = ["Geometry", "PositionMethod", "aliases", "build", "names", "options", "resolve"]
+__all__ = ["Geometry", "PositionMethod", "aliases", "build", "method_class", "names", "options", "resolve"]
 
 
 def __getattr__(attribute: str) -> Any:
@@ -89,7 +89,8 @@ def resolve(name: str) -> str:
     raise ValueError(f"unknown position method {name!r}; {hint}")
 
 
-def _method_class(name: str) -> type[PositionMethod]:
+def method_class(name: str) -> type[PositionMethod]:
+    """The class behind a canonical name, for what is known without building: `tier`, `place`, ..."""
     from megatron_patches.positions._base import PositionMethod
 
     module = importlib.import_module(f"{__name__}.{name}")
@@ -122,7 +123,7 @@ def _keyword_defaults(cls: type) -> dict[str, Any]:
 
 def options(name: str) -> dict[str, Any]:
     """Option -> default value: what `build(name, ..., **options)` accepts beside the geometry."""
-    return _keyword_defaults(_method_class(resolve(name)))
+    return _keyword_defaults(method_class(resolve(name)))
 
 
 def build(
@@ -156,7 +157,7 @@ def build(
     from megatron_patches.positions._geometry import Geometry
 
     canonical = resolve(name)
-    cls = _method_class(canonical)
+    cls = method_class(canonical)
     legal = _keyword_defaults(cls)
     for option in options:
         if option not in legal:

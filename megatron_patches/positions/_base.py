@@ -195,17 +195,22 @@ class PositionMethod(nn.Module):
             self.get_parameter(key).clamp_(low, high)
 
     @torch.no_grad()
-    def statistics(self) -> dict[str, float]:
+    def statistics(
+        self, all_heads: Callable[[Tensor, int], Tensor] | None = None
+    ) -> dict[str, float]:
         """`<parameter>_mean|std|min|max` of the legal values of the per-head parameters.
 
-        The standard deviation is the unbiased one, 0 for a single value.
+        The standard deviation is the unbiased one, 0 for a single value. `all_heads(values, dim)` puts
+        the heads of all tensor-parallel ranks together along `dim`; None: the heads owned here.
         """
         found: dict[str, float] = {}
         for key, parameter in self.named_parameters():
-            if self.head_dim_of.get(key) is None or parameter.numel() == 0:
+            dimension = self.head_dim_of.get(key)
+            if dimension is None or parameter.numel() == 0:
                 continue
+            whole = parameter if all_heads is None else all_heads(parameter, dimension)
             low, high = self.bounds.get(key, (-float("inf"), float("inf")))
-            values = parameter.double().clamp(low, high).flatten()
+            values = whole.double().clamp(low, high).flatten()
             std = values.std() if values.numel() > 1 else torch.zeros_like(values[0])
             numbers = torch.stack([values.mean(), std, values.min(), values.max()]).tolist()
             kinds = ("mean", "std", "min", "max")

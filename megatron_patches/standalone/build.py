@@ -7,9 +7,9 @@ from typing import Any
 
 from data_prep.errors import DataError
 from data_prep.indexed import IndexedDataset
-from megatron_patches import positions
 from megatron_patches.config import Config, ConfigError
 from megatron_patches.standalone.model import ModelShape
+from megatron_patches.training.position_options import position_options as choose_options
 
 GPT2_ENTRIES = 50257
 
@@ -88,35 +88,15 @@ def vocabulary(config: Config) -> int:
 def position_options(config: Config) -> dict[str, Any]:
     """The configuration's settings that this run's position method knows.
 
-    NeoX's own keys (`rotary_pct`, ...) may stand in a base file beside any method; the suite's
-    `position_*` keys must mean something.
-
     Raises ConfigError for a `position_*` key that the method does not have.
     """
-    known = positions.options(config.pos_emb)
-    neox = {
-        "rotary_pct": config.rotary_pct,
-        "rotary_emb_base": config.rotary_emb_base,
-        "rpe_num_buckets": config.rpe_num_buckets,
-        "rpe_max_distance": config.rpe_max_distance,
-    }
-    chosen = {key: value for key, value in neox.items() if key in known}
-    explicit = config.model_fields_set
-    for key, option in (("position_init", "init"), ("position_precision", "precision")):
-        if option in known:
-            chosen[option] = getattr(config, key)
-        elif key in explicit:
-            raise ConfigError(f"{config.place(key)}: {config.pos_emb} has no such choice")
-    if chosen.get("precision", "exact") != "exact":
-        chosen["model_dtype"] = config.torch_dtype_name
-    for option, value in config.position_options.items():
-        if option not in known:
-            raise ConfigError(
-                f"{config.place('position_options')}: {config.pos_emb} has no option {option!r}; "
-                f"it has {', '.join(sorted(known)) or 'none'}"
-            )
-        chosen[option] = value
-    return chosen
+    values = {key: getattr(config, key) for key in type(config).model_fields}
+    try:
+        return choose_options(
+            values, config.model_fields_set, config.torch_dtype_name, config.place
+        )
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
 
 
 def shape_of(config: Config, padded_vocabulary: int | None = None) -> ModelShape:

@@ -241,6 +241,10 @@ class GPT(nn.Module):
         """Keep the float32 position parameters for `set_deepspeed_parallelism`; before `initialize`."""
         self._exact = {p: p.detach().clone() for m in self.methods for p in m.parameters()}
 
+    def own_methods(self) -> list[PositionMethod]:
+        """Each position method once: one, or one a layer."""
+        return list(dict.fromkeys(self.methods))
+
     def position_parameters(self) -> list[nn.Parameter]:
         """Learned parameters of the attention's position method, each once."""
         found = {id(p): p for m in self.methods if m.place == "attention" for p in m.parameters()}

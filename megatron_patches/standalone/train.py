@@ -21,7 +21,7 @@ from megatron_patches.config import (
     config_sha,
     dump,
 )
-from megatron_patches.standalone import checkpoint, position_state, provenance, runtime
+from megatron_patches.standalone import checkpoint, provenance, runtime
 from megatron_patches.standalone.build import shape_of
 from megatron_patches.standalone.data import Samples, build_samples, micro_batches, sources
 from megatron_patches.standalone.diagnose import TrainingError, first_cause
@@ -30,6 +30,7 @@ from megatron_patches.standalone.optimizer import build_engine
 from megatron_patches.standalone.runtime import World
 from megatron_patches.standalone.schedule import due, learning_rate, save_due
 from megatron_patches.standalone.watch import Watch
+from megatron_patches.training import position_state
 
 
 def train(config: Config) -> Path:
@@ -183,7 +184,7 @@ class Trainer:
             if logged:
                 mean = self._mean_loss(torch.stack(losses).mean())
                 seconds = time.perf_counter() - since
-                statistics = position_state.statistics(self.model)
+                statistics = position_state.statistics(self.model.own_methods())
                 if watch is not None:
                     watch.step(
                         {
@@ -222,7 +223,8 @@ class Trainer:
             if measure and self.engine.is_gradient_accumulation_boundary():
                 self._measure_gradient()
             self.engine.step()
-        position_state.project(self.model, self.config)
+        copies = bool(self.config.zero_stage) or self.config.torch_dtype_name != "float32"
+        position_state.project(self.model.own_methods(), copies=copies)
         return total / self.batch.accumulation
 
     def _consume(self, first: int) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron_patches.config import Config, config_sha, dump
+from megatron_patches.training.log import forget_after
 
 SMOOTHING = 0.9  # of tokens per second, for the time left only
 
@@ -26,7 +27,7 @@ class Watch:
         self.total = config.train_iters
         self.path = folder / "log.jsonl"
         folder.mkdir(parents=True, exist_ok=True)
-        _forget_after(self.path, first_step)
+        forget_after(self.path, first_step)
         self._file = open(self.path, "a", encoding="utf-8")  # noqa: SIM115 (closed in `close`)
         self._trackers: list[tuple[str, Any]] = []
         if config.tensorboard_dir:
@@ -69,22 +70,6 @@ class Watch:
     def _drop(self, name: str, error: Exception) -> None:
         self._trackers = [pair for pair in self._trackers if pair[0] != name]
         self.say(f"{name} failed and is off from now on: {error}")
-
-
-def _forget_after(path: Path, step: int) -> None:
-    """Steps that the resumed run will do again must not stand twice in the log."""
-    if not path.exists():
-        return
-    kept = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            if int(json.loads(line)["iteration"]) <= step:
-                kept.append(line)
-        except (ValueError, KeyError, TypeError):
-            continue  # a line cut by the interruption
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
-    os.replace(temporary, path)
 
 
 def _numbers(numbers: dict[str, Any]) -> dict[str, float]:

@@ -106,17 +106,21 @@ def _tensors(path: Path, mapping: Any, prefix: str = "") -> State:
     return {prefix + str(k): v for k, v in mapping.items() if v is not None}
 
 
+def single_files(folder: Path) -> dict[int, Path]:
+    """The files `mp_rank_RR_model_states.pt` of a step folder by RR."""
+    matches = [(_SINGLE.fullmatch(file.name), file) for file in sorted(folder.iterdir())]
+    return {int(match.group(1)): file for match, file in matches if match}
+
+
 def read_shards(folder: Path) -> list[State]:
     """One state dict a tensor-parallel shard, with the keys of `GPT` (old names translated).
 
     Raises CheckpointError when files are missing, damaged or contradict each other.
     """
-    singles: dict[int, Path] = {}
+    singles = single_files(folder)
     layers: dict[int, dict[int, Path]] = defaultdict(dict)
     for file in sorted(folder.iterdir()):
-        if match := _SINGLE.fullmatch(file.name):
-            singles[int(match.group(1))] = file
-        elif match := _LAYER.fullmatch(file.name):
+        if match := _LAYER.fullmatch(file.name):
             layers[int(match.group(2))][int(match.group(1))] = file
     if layers:
         shards = _read_layers(folder, layers)
@@ -156,6 +160,16 @@ def _translated(state: State) -> State:
     return found
 
 
+def cut_dimension(model: GPT, key: str) -> int | None:
+    """The dimension along which tensor parallelism cuts the tensor `key`; None: whole everywhere."""
+    owner, _, leaf = key.rpartition(".")
+    if owner.endswith("." + model.position_method.module_name):
+        return model.position_method.head_dim_of.get(leaf)
+    if _CUT_ROWS.search(key):
+        return 0
+    return 1 if _CUT_COLUMNS.search(key) else None
+
+
 def merge_shards(shards: list[State], model: GPT) -> State:
     """One state dict from tensor-parallel shards, heads in their order.
 
@@ -166,17 +180,10 @@ def merge_shards(shards: list[State], model: GPT) -> State:
     keys = {frozenset(state) for state in shards}
     if len(keys) != 1:
         raise CheckpointError("the tensor-parallel shards hold different tensors")
-    method = model.position_method
     merged: State = {}
     for key in shards[0]:
         parts = [state[key] for state in shards]
-        owner, leaf = key.rsplit(".", 1)
-        if owner.endswith("." + method.module_name):
-            dimension = method.head_dim_of.get(leaf)
-        elif _CUT_ROWS.search(key):
-            dimension = 0
-        else:
-            dimension = 1 if _CUT_COLUMNS.search(key) else None
+        dimension = cut_dimension(model, key)
         if dimension is not None:
             merged[key] = torch.cat(parts, dim=dimension)
         elif any(not torch.equal(parts[0], part) for part in parts[1:]):

@@ -8,11 +8,12 @@ import torch
 from test_standalone_neox_training import METHODS, golden, neox_config
 
 from megatron_patches import positions
-from megatron_patches.standalone import load_model, position_state
+from megatron_patches.standalone import load_model
 from megatron_patches.standalone.build import shape_of
 from megatron_patches.standalone.model import GPT
 from megatron_patches.standalone.optimizer import parameter_groups
 from megatron_patches.standalone.train import train
+from megatron_patches.training import position_state
 
 
 def rates(model: GPT, config) -> dict[str, float]:
@@ -67,10 +68,10 @@ def test_parameters_stay_legal_after_huge_steps(config, monkeypatch, zero, preci
     seen = []
     original = position_state.project
 
-    def project(model, config):
-        original(model, config)
-        (method,) = set(model.methods)
-        with position_state.whole(model, write=False):
+    def project(methods, *, copies):
+        original(methods, copies=copies)
+        (method,) = methods
+        with position_state.whole(method.parameters(), write=False):
             seen.append({name: method.get_parameter(name).clone() for name in method.bounds})
 
     monkeypatch.setattr(position_state, "project", project)

@@ -1,0 +1,95 @@
+"""Settings of GPT-NeoX under which a position method would be dropped or distorted without a word."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from megatron_patches import positions
+from megatron_patches.positions import PositionMethod
+
+GLOBAL = "global"
+HINT = "write attention_config: [[[attend], all]], which carries every method"
+# What NeoX's flash branch hands to the kernel: this method's slopes, and rotated queries and keys.
+FLASH_CARRIES = frozenset({"alibi"})
+
+
+def problems(args: Any, ours: str | None, native: frozenset[str]) -> list[str]:
+    """One line for each setting that ignores or distorts the configured method; the next step in it."""
+    method = positions.method_class(args.pos_emb)
+    hooks = ("bias", "weight", "score", "decay")
+    scores = any(getattr(method, h) is not getattr(PositionMethod, h) for h in hooks)
+    found = [*_own_attention(args), *_own_keys(args, ours)]
+    if scores or args.pos_emb not in native:
+        found += _attention_types(args, method, ours)
+        found += _score_scaling(args)
+        for key in ("te_mha", "te_fp8_mha"):
+            if getattr(args, key):
+                found.append(f"{key}: Transformer Engine's attention ignores {args.pos_emb}; {HINT}")
+    return found
+
+
+def _attention_types(args: Any, method: type[PositionMethod], ours: str | None) -> Iterator[str]:
+    for kind in sorted(set(args.attention_config)):
+        if kind == "attend":
+            continue
+        if kind == GLOBAL:
+            if ours is not None and method.tier == "content":
+                yield f"attention_config global: {ours} rewrites whole rows of scores; {HINT}"
+            elif ours is not None and _transforms(method):
+                yield f"attention_config global: NeoX would not apply {ours} to queries and keys; {HINT}"
+        elif kind != "flash" or args.pos_emb not in FLASH_CARRIES or ours is not None:
+            yield f"attention_config {kind}: its layers ignore {args.pos_emb}; {HINT}"
+
+
+def _transforms(method: type[PositionMethod]) -> bool:
+    changed = method.transform is not PositionMethod.transform
+    return changed or method.decay is not PositionMethod.decay or method.place == "embedding"
+
+
+def _score_scaling(args: Any) -> Iterator[str]:
+    if args.apply_query_key_layer_scaling and GLOBAL in set(args.attention_config):
+        yield (
+            "apply_query_key_layer_scaling: it multiplies the bias of each layer by the layer's number;"
+            f" set it to false, or {HINT}"
+        )
+
+
+def _own_attention(args: Any) -> Iterator[str]:
+    """What layers of type `attend` cannot do."""
+    if "attend" not in set(args.attention_config):
+        if args.attention_impl != "auto":
+            yield (
+                f"attention_impl {args.attention_impl}: only layers of type `attend` read it; "
+                "write attention_config: [[[attend], all]]"
+            )
+        return
+    if args.attention_dropout:
+        yield (
+            f"attention_dropout {args.attention_dropout}: layers of type `attend` have none; set it to 0"
+        )
+    if args.use_mup:
+        yield "use_mup: layers of type `attend` scale by 1/sqrt(head_dim); use attention_config global"
+    for key in ("te_mha", "te_fp8_mha"):
+        if getattr(args, key):
+            yield f"{key}: Transformer Engine replaces the layers of type `attend`; set it to false"
+
+
+def _own_keys(args: Any, ours: str | None) -> Iterator[str]:
+    for key, default in (("position_init", "published"), ("position_precision", "exact")):
+        if ours is None and getattr(args, key) != default:
+            yield f"{key} {getattr(args, key)}: GPT-NeoX's own {args.pos_emb} has no such choice"
+    if ours is None and args.position_options:
+        yield f"position_options: GPT-NeoX's own {args.pos_emb} takes none"
+    if args.seq_length_val is not None:
+        tiny = positions.build(
+            args.pos_emb,
+            heads=1,
+            head_dim=2,
+            hidden_size=2,
+            max_length=args.max_position_embeddings,
+        )
+        try:
+            tiny.can_read(args.seq_length_val)
+        except ValueError as error:
+            yield f"seq_length_val {args.seq_length_val}: {error}"

@@ -1,0 +1,23 @@
+"""What every worker does before GPT-NeoX's own script runs in it."""
+
+from __future__ import annotations
+
+import os
+import runpy
+
+# Idle OpenMP threads that spin take the core from whoever has work. Read when torch is imported.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
+def run(script: str) -> None:
+    """Install the patches, then run the checkout's `script` as the main program."""
+    from megatron_patches.neox import cpu
+    from megatron_patches.neox.install import install
+
+    if cpu.wanted() and "OMP_NUM_THREADS" not in os.environ:
+        import torch
+
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+        torch.set_num_threads(max(1, cores // cpu.processes()))
+    installed = install()
+    runpy.run_path(str(installed.checkout.home / script), run_name="__main__")

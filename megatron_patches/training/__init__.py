@@ -1,0 +1,1 @@
+"""What both engines do with a position method: choose its options, keep it legal while it trains."""

@@ -1,0 +1,75 @@
+"""Position parameters while they train: legal after every update, whole when they are looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from megatron_patches.positions import PositionMethod
+
+
+def whole(parameters: Iterable[torch.nn.Parameter], *, write: bool) -> Any:
+    """A context in which the parameters are whole: ZeRO 3 may leave a slice on each rank.
+
+    With `write`, what the first rank changes inside reaches the others.
+    """
+    # Small ones usually stay whole; gathering those would end with DeepSpeed slicing them.
+    sliced = [p for p in parameters if hasattr(p, "ds_id") and not p.numel()]
+    if not sliced:
+        return nullcontext()
+    from deepspeed.runtime.zero import GatheredParameters
+
+    return GatheredParameters(sliced, modifier_rank=0 if write else None)
+
+
+def _parameters(methods: Sequence[PositionMethod]) -> list[torch.nn.Parameter]:
+    return [parameter for method in methods for parameter in method.parameters()]
+
+
+def project(methods: Sequence[PositionMethod], *, copies: bool) -> None:
+    """Move the methods' parameters back into their bounds; all ranks call it after every update.
+
+    Args:
+        copies: the optimizer updates copies of its own (ZeRO, half precision) and overwrites the
+            parameters with them, so these are moved as well.
+    """
+    methods = [method for method in methods if method.bounds]
+    outside: list[tuple[torch.nn.Parameter, float, float]] = []
+    with whole(_parameters(methods), write=True):
+        for method in methods:
+            for name, (low, high) in method.bounds.items():
+                parameter = method.get_parameter(name)
+                if copies and bool(((parameter < low) | (parameter > high)).any()):
+                    outside.append((parameter, low, high))
+            method.project_()
+    if outside:
+        from deepspeed.utils import safe_get_full_fp32_param, safe_set_full_fp32_param
+
+        for parameter, low, high in outside:
+            value = safe_get_full_fp32_param(parameter)
+            if value is not None:
+                safe_set_full_fp32_param(parameter, value.clamp(low, high))
+
+
+def statistics(
+    methods: Mapping[int, PositionMethod] | Sequence[PositionMethod],
+    all_heads: Callable[[Tensor, int], Tensor] | None = None,
+) -> dict[str, float]:
+    """`position/<parameter>_mean|std|min|max`, `position/layerN/...` where layers have their own.
+
+    All ranks call it: under ZeRO 3 they put the parameters together.
+
+    Args:
+        methods: one for all layers, or one a layer; a mapping gives the numbers of the layers.
+        all_heads: as in `PositionMethod.statistics`.
+    """
+    layers = methods if isinstance(methods, Mapping) else dict(enumerate(methods))
+    with whole(_parameters([*layers.values()]), write=False):
+        found = {layer: method.statistics(all_heads) for layer, method in layers.items()}
+    if len(layers) == 1 and not isinstance(methods, Mapping):
+        return {f"position/{k}": v for k, v in found[0].items()}
+    return {f"position/layer{i}/{k}": v for i, own in found.items() for k, v in own.items()}
