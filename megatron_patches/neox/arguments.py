@@ -12,6 +12,7 @@ from pydantic_core import PydanticUndefined
 from megatron_patches import positions
 from megatron_patches.config.keys_own import Own
 from megatron_patches.neox.patches import Patches
+from megatron_patches.neox.position import SLOT
 from megatron_patches.neox.refusals import problems
 
 # Layers of this type attend with `megatron_patches.attention.attend`: linear memory, any method.
@@ -91,7 +92,9 @@ def _calculate_derived(original: Callable[..., None]) -> Callable[..., None]:
         original(self)
         found = problems(self, our_method(self), native())
         if found:
-            raise ValueError("this configuration would lose its position method:\n  " + "\n  ".join(found))
+            raise ValueError(
+                "this configuration would lose its position method:\n  " + "\n  ".join(found)
+            )
 
     return calculate_derived
 
@@ -104,11 +107,10 @@ def our_method(args: Any) -> str | None:
     name: str = args.pos_emb
     if name not in native():
         return name
-    # `rpe` is the argument with which NeoX hands a module to its attention.
     asked = (
         ATTEND in set(args.attention_config or ())
         or args.position_sharing == "layer"
         or bool(args.position_options)
         or args.position_precision != "exact"
     )
-    return name if asked and positions.method_class(name).module_name == "rpe" else None
+    return name if asked and positions.method_class(name).module_name == SLOT else None

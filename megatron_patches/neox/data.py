@@ -123,7 +123,9 @@ def fresh_index_maps(original: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         import torch
 
-        base = f"{data_prefix}_{name}_indexmap_{num_samples}ns_{seq_length}sl_{seed}s_{packing_impl}pi"
+        base = (
+            f"{data_prefix}_{name}_indexmap_{num_samples}ns_{seq_length}sl_{seed}s_{packing_impl}pi"
+        )
         base += "_ac" if allow_chopped else ""
         local = int(os.environ.get("LOCAL_RANK", "0")) == 0
         if local if not use_shared_fs else torch.distributed.get_rank() == 0:

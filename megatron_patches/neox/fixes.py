@@ -149,7 +149,9 @@ def _alibi_cache(patches: Patches) -> None:
         return forward
 
     def bias(_: Callable[..., Any]) -> Callable[..., Any]:
-        def bias(self: Any, seq_len_q: int, seq_len_k: int, device: Any, dtype: Any) -> torch.Tensor:
+        def bias(
+            self: Any, seq_len_q: int, seq_len_k: int, device: Any, dtype: Any
+        ) -> torch.Tensor:
             return dense(self, seq_len_q, seq_len_k).to(device=device, dtype=dtype)
 
         return bias
@@ -219,7 +221,9 @@ FIXES: dict[str, Fix] = {
     "pipeline_clipping": Fix(
         "with pipeline stages fp32 gradients are clipped by a wrong norm", _pipeline_clipping
     ),
-    "evaluation_only": Fix("`train_iters: 0` (evaluate, do not train) is refused", _evaluation_only),
+    "evaluation_only": Fix(
+        "`train_iters: 0` (evaluate, do not train) is refused", _evaluation_only
+    ),
     "evaluation_lengths": Fix(
         "rotary and checkpoints refuse to validate at a longer length", _evaluation_lengths
     ),

@@ -11,6 +11,7 @@ import torch
 from megatron_patches.neox import position
 from megatron_patches.neox.arguments import our_method
 from megatron_patches.neox.patches import Patches
+from megatron_patches.neox.position import SLOT
 from megatron_patches.positions import PositionMethod, method_class
 
 
@@ -34,7 +35,7 @@ def position_parameters(module: torch.nn.Module) -> list[torch.nn.Parameter]:
     found = {
         id(parameter): parameter
         for name, parameter in module.named_parameters(remove_duplicate=False)
-        if ".rpe." in name
+        if f".{SLOT}." in name
     }
     return list(found.values())
 
@@ -73,7 +74,7 @@ def hand_out(model: Any) -> None:
         for layer in range(args.num_layers if each else 1)
     ]
     for index, spec in enumerate(specs):
-        spec.module_kwargs["rpe"] = methods[index % len(methods)]
+        spec.module_kwargs[SLOT] = methods[index % len(methods)]
 
 
 @dataclass(frozen=True)
@@ -85,9 +86,9 @@ class Stages:
     def shared(self, model: Any) -> list[torch.nn.Parameter]:
         """Parameters of an `rpe` that more than one layer of the whole model calls."""
         modules = [
-            spec.module_kwargs["rpe"]
+            spec.module_kwargs[SLOT]
             for spec in model.specs
-            if getattr(spec, "module_kwargs", {}).get("rpe") is not None
+            if getattr(spec, "module_kwargs", {}).get(SLOT) is not None
         ]
         shared = {id(m): m for m in modules if sum(m is other for other in modules) > 1}
         return [

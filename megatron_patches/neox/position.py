@@ -15,6 +15,8 @@ from megatron_patches.positions import PositionMethod, build
 from megatron_patches.training.position_options import position_options
 
 DTYPE_NAMES = {"fp32": "float32", "bfloat16": "bfloat16", "fp16": "float16"}
+# The argument, attribute and state-dict name with which NeoX hands a module to its attention.
+SLOT = "rpe"
 # Per layer under `position_sharing: layer`; the same step as in the standalone engine.
 SEED_STEP = 7919
 
@@ -119,9 +121,7 @@ def options_of(args: Any, name: str) -> dict[str, Any]:
     return position_options({**values, "pos_emb": name}, written, precision)
 
 
-def in_attention(
-    method: PositionMethod, args: Any, layer: int | None = None
-) -> PositionMethod:
+def in_attention(method: PositionMethod, args: Any, layer: int | None = None) -> PositionMethod:
     """Make `method` callable as NeoX's `rpe`, and mark its parameters as NeoX marks its own.
 
     `layer` is the number of the layer that has it alone; None: all layers share it.

@@ -25,7 +25,9 @@ def problems(args: Any, ours: str | None, native: frozenset[str]) -> list[str]:
         found += _score_scaling(args)
         for key in ("te_mha", "te_fp8_mha"):
             if getattr(args, key):
-                found.append(f"{key}: Transformer Engine's attention ignores {args.pos_emb}; {HINT}")
+                found.append(
+                    f"{key}: Transformer Engine's attention ignores {args.pos_emb}; {HINT}"
+                )
     return found
 
 

@@ -110,7 +110,9 @@ SEAMS = (
         LAYER,
         "ParallelTransformerLayer.__init__",
         "hands `rpe` to its attention",
-        _p("self neox_args attention_mask_func init_method output_layer_init_method layer_number rpe"),
+        _p(
+            "self neox_args attention_mask_func init_method output_layer_init_method layer_number rpe"
+        ),
         ("rpe=rpe",),
     ),
     Seam(
@@ -175,7 +177,10 @@ SEAMS = (
         "get_optimizer",
         "takes parameter groups",
         _p("model neox_args"),
-        ("get_params_for_weight_decay_optimization(model, neox_args)", "param.model_parallel = False"),
+        (
+            "get_params_for_weight_decay_optimization(model, neox_args)",
+            "param.model_parallel = False",
+        ),
     ),
     Seam(
         "megatron/model/utils.py",
@@ -210,7 +215,9 @@ SEAMS = (
         "build_the_dataset",
         "passes the length as the seventh argument",
         None,
-        ("GPT2Dataset(name, data_prefix, documents, indexed_dataset, num_samples, num_epochs, seq_length,",),
+        (
+            "GPT2Dataset(name, data_prefix, documents, indexed_dataset, num_samples, num_epochs, seq_length,",
+        ),
     ),
     Seam(
         DATA,
@@ -230,7 +237,9 @@ SEAMS = (
         DATASET,
         "GPT2Dataset.__init__",
         "takes the length as its seventh argument",
-        _p("self name data_prefix documents indexed_dataset num_samples num_epochs seq_length seed"),
+        _p(
+            "self name data_prefix documents indexed_dataset num_samples num_epochs seq_length seed"
+        ),
     ),
     Seam(
         DATASET,

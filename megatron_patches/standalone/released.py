@@ -224,10 +224,10 @@ def _damaged(file: Path) -> bool:
     try:
         with zipfile.ZipFile(file) as content:
             return content.testzip() is not None
-    except (zipfile.BadZipFile, EOFError, zlib.error, NotImplementedError):
-        return (
-            False  # older than torch 1.6, or nothing torch can read: that shows when it is loaded
-        )
+    except zipfile.BadZipFile:
+        return False  # of a torch before 1.6, or no torch file: loading it will tell
+    except (EOFError, zlib.error, NotImplementedError):
+        return True
 
 
 def check_values(model: GPT, *, accept_outside: bool) -> list[str]:

@@ -1,177 +1,28 @@
-"""Released checkpoints: unpacked whole and verified, or refused with nothing left behind."""
+"""Released checkpoints: unpacked whole and verified against the manifest, or refused."""
 
 from __future__ import annotations
 
-import gzip
-import importlib.util
 import io
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
-import tarfile
-import zipfile
-from pathlib import Path
 
 import pytest
 import torch
-import yaml
-import zstandard
+from fetch_cases import GOLDEN, KINDS, LAYERS, MANIFEST, ROOT, STEP, members, pack, script
 from safetensors.torch import load_file
 
-from data_prep.indexed import write_indexed
+from data_prep.files import locked
 from megatron_patches.analysis.published import read_published
 from megatron_patches.config import config_sha, load_run_config
-from megatron_patches.standalone import archive, load_model, released
+from megatron_patches.standalone import load_model, released
+from megatron_patches.standalone.build import shape_of
 from megatron_patches.standalone.cli import eval_main
-
-ROOT = Path(__file__).resolve().parents[2]
-GOLDEN = ROOT / "tests" / "goldens" / "fork" / "kerple_log"
-MANIFEST = ROOT / "checkpoints" / "manifest.yml"
-STEP = "global_step7"
-KINDS = ("zip", "tar", "tar.gz", "tgz", "tar.zst", "folder")
-LAYERS = [f"layer_{n:02d}-model_00-model_states.pt" for n in (0, 2, 3, 5, 6)]
-
-_spec = importlib.util.spec_from_file_location(
-    "fetch_checkpoints", ROOT / "scripts" / "fetch_checkpoints.py"
-)
-assert _spec is not None and _spec.loader is not None
-script = importlib.util.module_from_spec(_spec)
-sys.modules["fetch_checkpoints"] = script
-_spec.loader.exec_module(script)
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture
-def manifest(tmp_path: Path) -> Path:
-    """A manifest of the golden model under two methods, with text to score it on."""
-    text = tmp_path / "text"
-    text.mkdir()
-    tokens = torch.arange(600).remainder(120).numpy()
-    for part in ("train", "valid", "test"):
-        write_indexed(text / part, [tokens], vocab_size=128, sidecar={})
-    model = {
-        "num_layers": 2,
-        "hidden_size": 96,
-        "num_attention_heads": 12,
-        "seq_length": 64,
-        "max_position_embeddings": 64,
-        "no_weight_tying": True,
-        "hidden_dropout": 0.0,
-        "attention_dropout": 0.0,
-        "train_iters": 1,
-        "dataset": "toy",
-        "padded_vocab_size": 128,
-        "train_data_paths": [str(text / "train")],
-        "valid_data_paths": [str(text / "valid")],
-        "test_data_paths": [str(text / "test")],
-    }
-    (tmp_path / "model.yml").write_text(yaml.safe_dump(model))
-    content = yaml.safe_load(MANIFEST.read_text())
-    layout = content["layouts"]["162m"]
-    layout.update(layers=2, hidden_size=96, dtype="float32")
-    layout["files"] = {"embedding": [0], "block": [2, 3], "norm": [5], "output": [6]}
-    sides = {768: 96, 2304: 288, 3072: 384, 50304: 128}
-    layout["tensors"] = {
-        kind: {key: [sides[side] for side in shape] for key, shape in tensors.items()}
-        for kind, tensors in layout["tensors"].items()
-    }
-    entry = content["checkpoints"]["kerple_log-github-released"]
-    content["checkpoints"] = {
-        method: {
-            **entry,
-            "method": method,
-            "dataset": "toy",
-            "configs": [str(tmp_path / "model.yml"), f"configs/method/{method}.yml"],
-            "overrides": ["position_precision=as_published"],
-            "perplexity": {64: [99.5, None], 128: [98.25, 0.5]},
-        }
-        for method in ("kerple_log", "kerple_power")
-    }
-    file = tmp_path / "manifest.yml"
-    # The manifest is read without anchors, which safe_dump makes of values that stand twice.
-    file.write_text(yaml.safe_dump(json.loads(json.dumps(content))))
-    return file
-
-
-def members(**changes: bytes | None) -> dict[str, bytes]:
-    """A release as archives hold it: folders above, bookkeeping beside; None leaves a file out."""
-    top = f"KERPLE/runs/{STEP}"
-    found = {f"{top}/{file.name}": file.read_bytes() for file in sorted(GOLDEN.glob("layer_*"))}
-    found |= {
-        "KERPLE/runs/latest": STEP.encode(),
-        "KERPLE/README.md": b"hello",
-        f"{top}/mp_rank_00_model_states.pt": b"settings",
-        f"{top}/zero_pp_rank_0_mp_rank_00_optim_states.pt": b"moments",
-        f"{top}/configs/train.yml": b'{"pos-emb": "kerple_log", "seed": 1237}',
-    }
-    return {name: data for name, data in {**found, **changes}.items() if data is not None}
-
-
-def tar_bytes(files: dict[str, bytes], *extra: tarfile.TarInfo) -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as tar:
-        for name, data in files.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            tar.addfile(info, io.BytesIO(data))
-        for info in extra:
-            tar.addfile(info)
-    return buffer.getvalue()
-
-
-def pack(folder: Path, kind: str, files: dict[str, bytes]) -> Path:
-    path = folder / f"release.{kind}"
-    if kind == "folder":
-        for name, data in files.items():
-            (path / name).parent.mkdir(parents=True, exist_ok=True)
-            (path / name).write_bytes(data)
-    elif kind == "zip":
-        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as out:
-            for name, data in files.items():
-                out.writestr(name, data)
-    else:
-        data = tar_bytes(files)
-        if kind in ("tar.gz", "tgz"):
-            data = gzip.compress(data, 1)
-        path.write_bytes(zstandard.compress(data) if kind == "tar.zst" else data)
-    return path
-
-
-@pytest.fixture
-def fetch(manifest, tmp_path, capsys):
-    """fetch(archive, *options) -> exit code, stdout, stderr, output folder."""
-
-    def run(path, *options, name="kerple_log", output=tmp_path / "out" / "run"):
-        fixed = [name, "--archive", path, "--manifest", manifest, "--output", output]
-        code = script.main([str(word) for word in (*fixed, *options)])
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err, output
-
-    return run
-
-
-@pytest.fixture
-def refused(fetch, tmp_path):
-    """refused(archive, pattern, *options): one line of error, and no trace of an output."""
-
-    def check(path, pattern, *options, code=1, **keywords):
-        got, _, err, output = fetch(path, *options, **keywords)
-        assert got == code, err
-        assert pattern in err and err.startswith("error: ") and err.count("\n") == 1, err
-        assert not output.parent.exists() or not list(output.parent.iterdir())
-
-    return check
-
+from megatron_patches.standalone.model import GPT
 
 # ---- the good path ---------------------------------------------------------------------------
 
@@ -196,8 +47,6 @@ def test_every_kind_of_archive_gives_the_same_model(kind, fetch, tmp_path):
 
 
 def test_the_command_it_prints_scores_the_model(fetch, tmp_path, monkeypatch, capsys):
-    import shlex
-
     _, out, _, output = fetch(pack(tmp_path, "zip", members()))
     line = next(line for line in out.splitlines() if "eval.py" in line)
     words = shlex.split(line)
@@ -263,8 +112,6 @@ def test_what_a_killed_run_left_is_replaced(manifest, fetch, tmp_path):
 
 
 def test_a_run_that_is_busy_is_left_alone(fetch, tmp_path):
-    from data_prep.files import locked
-
     busy = tmp_path / "out" / ".run.partial"
     busy.mkdir(parents=True)
     (busy / "half").write_bytes(b"")
@@ -280,132 +127,6 @@ def test_an_output_is_never_overwritten(fetch, tmp_path):
     code, _, err, _ = fetch(path)
     assert code == 2 and "exists" in err and not list(output.iterdir())
     assert [p.name for p in output.parent.iterdir()] == ["run"]
-
-
-# ---- archives that lie -----------------------------------------------------------------------
-
-NAMES = {
-    "absolute": "/tmp/x",
-    "dots": f"a/../../{STEP}/x",
-    "drive": "C:/x",
-    "backslash": "a\\..\\x",
-    "unprintable": "a\x1b[2Jb",
-}
-
-
-@pytest.mark.parametrize("kind", ["zip", "tar", "tar.zst"])
-@pytest.mark.parametrize("name", NAMES.values(), ids=NAMES)
-def test_names_that_lead_elsewhere(kind, name, refused, tmp_path):
-    refused(pack(tmp_path, kind, {**members(), name: b"x"}), "refused, a member is named")
-
-
-@pytest.mark.parametrize("kind", ["zip", "tar", "folder"])
-def test_names_that_differ_in_case_only(kind, refused, tmp_path):
-    name = f"KERPLE/runs/{STEP}/LAYER_00-model_00-model_states.pt"
-    refused(pack(tmp_path, kind, {**members(), name: b"x"}), "clash")
-
-
-@pytest.mark.parametrize("kind", ["zip", "tar"])
-def test_a_name_twice(kind, refused, tmp_path):
-    name = f"KERPLE/runs/{STEP}/{LAYERS[0]}"
-    if kind == "zip":
-        path = pack(tmp_path, "zip", members())
-        with zipfile.ZipFile(path, "a") as out, pytest.warns(UserWarning, match="Duplicate"):
-            out.writestr(name, b"x")
-    else:
-        path = tmp_path / "release.tar"
-        path.write_bytes(tar_bytes(members(), tarfile.TarInfo(name)))
-    refused(path, "is there twice")
-
-
-@pytest.mark.parametrize(
-    "kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE]
-)
-def test_tar_members_that_are_no_files(kind, refused, tmp_path):
-    info = tarfile.TarInfo(f"KERPLE/runs/{STEP}/layer_07-model_00-model_states.pt")
-    info.type, info.linkname = kind, "/etc/hostname"
-    path = tmp_path / "release.tar"
-    path.write_bytes(tar_bytes(members(), info))
-    refused(path, "plain files and folders only")
-
-
-def test_a_link_in_a_zip_and_in_a_folder(refused, tmp_path):
-    path = pack(tmp_path, "zip", members())
-    info = zipfile.ZipInfo("KERPLE/link")
-    info.external_attr = 0o120777 << 16
-    with zipfile.ZipFile(path, "a") as out:
-        out.writestr(info, "/etc")
-    refused(path, "is a link")
-    folder = pack(tmp_path, "folder", members())
-    (folder / "KERPLE" / "link").symlink_to("/etc")
-    refused(folder, "is a link")
-    (folder / "KERPLE" / "link").unlink()
-    os.mkfifo(folder / "KERPLE" / "pipe")
-    refused(folder, "device, pipe or socket")
-
-
-def test_limits(refused, tmp_path, monkeypatch):
-    path = pack(tmp_path, "tar.gz", members())
-    monkeypatch.setattr(archive, "MAX_MEMBERS", 9)
-    refused(path, "more than 9 members")
-    monkeypatch.undo()
-    monkeypatch.setattr(archive, "MAX_BYTES", 1 << 18)
-    for kind in KINDS:
-        refused(pack(tmp_path, kind, members()), "expands to more than 0 GiB")
-
-
-@pytest.mark.parametrize("kind", ["zip", "tar.gz", "tar.zst"])
-def test_bombs(kind, refused, tmp_path):
-    """20 MB of zeros in a few kB; the golden's incompressible weights are left out."""
-    path = pack(tmp_path, kind, {f"{STEP}/{LAYERS[0]}": bytes(20 << 20)})
-    assert path.stat().st_size < 1 << 17
-    refused(path, "expands to more than 50 times its size")
-
-
-def test_a_header_that_claims_to_be_huge(refused, tmp_path):
-    info = tarfile.TarInfo("long")
-    info.type, info.size = tarfile.XHDTYPE, 1 << 30
-    path = tmp_path / "release.tar"
-    path.write_bytes(info.tobuf(tarfile.GNU_FORMAT) + bytes(1 << 12))
-    refused(path, "a tar header of")
-
-
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "folder"])
-@pytest.mark.parametrize("part", [0.02, 0.5, 0.98])
-def test_truncated(kind, part, refused, tmp_path):
-    path = pack(tmp_path, kind, members())
-    data = path.read_bytes()
-    path.write_bytes(data[: int(len(data) * part)])
-    # A zip has its list of members at the end and is no zip without it.
-    refused(path, "cut short")
-
-
-def test_a_tar_cut_between_members(refused, tmp_path):
-    """tarfile takes the end of the bytes for the end of the archive."""
-    path = pack(tmp_path, "tar", members())
-    data = path.read_bytes().rstrip(b"\0")
-    whole = -(-len(data) // 512) * 512
-    path.write_bytes(data.ljust(whole, b"\0"))
-    refused(path, "no end mark")
-
-
-@pytest.mark.parametrize("kind", KINDS[:-1])
-def test_a_flipped_byte(kind, refused, tmp_path):
-    path = pack(tmp_path, kind, members())
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 0xFF  # in a tar nothing but the weights' own check can tell
-    path.write_bytes(data)
-    refused(path, "damaged")
-
-
-def test_other_kinds_of_files(refused, tmp_path):
-    path = tmp_path / "release.rar"
-    path.write_bytes(b"x")
-    refused(path, "it takes .zip")
-    refused(tmp_path / "nowhere.zip", "no such file", code=2)
-    (tmp_path / "text.zip").write_text("not a zip")
-    refused(tmp_path / "text.zip", "damaged or cut short")
-    refused(pack(tmp_path, "tar", {"a/b": b"x"}), "no folder global_step<N>")
 
 
 # ---- the wrong contents ----------------------------------------------------------------------
@@ -548,9 +269,6 @@ def test_entries_of_the_manifest(name):
 
 def test_the_manifest_lists_the_tensors_of_the_model():
     """Names and shapes against the engine's own model, built without memory."""
-    from megatron_patches.standalone.build import shape_of
-    from megatron_patches.standalone.model import GPT
-
     entries = released.read_manifest(MANIFEST)
     assert len(entries) == 6
     for entry in [e for e in entries.values() if e.dataset == "github"]:

@@ -1,0 +1,141 @@
+"""Write the checkpoint of a run, this suite's or GPT-NeoX's, in a form that GPT-NeoX loads and continues.
+
+Example: python checkpoints/convert.py checkpoints/alibi-local_code-1234 converted --layout layers
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+ROOT = Path(__file__).resolve().parents[1]
+# Running a file puts its own folder on the path, not the repository, which may not be installed.
+sys.path.insert(0, str(ROOT))
+
+from megatron_patches.config import Config, ConfigError, compose  # noqa: E402
+from megatron_patches.standalone.arguments import guarded, parser, whole  # noqa: E402
+
+if TYPE_CHECKING:
+    from megatron_patches.standalone.model import GPT
+    from megatron_patches.standalone.moments import Moments
+
+
+def make_parser() -> argparse.ArgumentParser:
+    made = parser(
+        "Write the checkpoint of a run, this suite's or GPT-NeoX's, in a form that GPT-NeoX loads.",
+        "python checkpoints/convert.py checkpoints/alibi-local_code-1234 converted --layout layers",
+    )
+    made.add_argument(
+        "source", type=Path, help="run folder or global_stepN folder of either engine"
+    )
+    made.add_argument("destination", type=Path, help="run folder to write; made if missing")
+    made.add_argument(
+        "--config",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="FILE",
+        help="YAML files, joined, where SOURCE holds none, or to change how NeoX runs",
+    )
+    made.add_argument(
+        "--layout",
+        choices=["single", "layers"],
+        default="single",
+        help="single: one file, for pipe_parallel_size 0 (default); layers: one file a layer, for 1 "
+        "and above",
+    )
+    made.add_argument(
+        "--tensor-parallel", type=whole(1), default=1, metavar="N", help="shards (default 1)"
+    )
+    made.add_argument(
+        "--dtype", choices=["fp32", "bfloat16", "fp16"], help="of the weights; default: as stored"
+    )
+    made.add_argument(
+        "--fresh-optimizer",
+        action="store_true",
+        help="leave Adam's moments out, keep the iteration",
+    )
+    return made
+
+
+def convert(options: argparse.Namespace) -> int:
+    from megatron_patches.standalone import export
+    from megatron_patches.standalone.checkpoint import (
+        load_model,
+        read_config,
+        step_folder,
+        step_number,
+    )
+
+    given = compose(options.config) if options.config else None
+    config = read_config(options.source, given)
+    model = load_model(options.source, config=config)
+    stored = model.sequential["0"].word_embeddings.weight.dtype
+    dtype = options.dtype or {dtype: name for name, dtype in export.DTYPES.items()}.get(stored)
+    if dtype is None:
+        raise ConfigError(f"{options.source} holds {stored} weights: choose --dtype")
+    form = export.Form(options.layout, options.tensor_parallel, dtype)
+    written = export.neox_config(config, model, form, options.destination)
+    folder = step_folder(options.source)
+    moments, adam = _moments(options, folder, model, export.continues(config, form))
+    target = export.export(
+        model,
+        options.destination,
+        step=step_number(folder),
+        config=config,
+        form=form,
+        moments=moments,
+    )
+    print(
+        f"wrote {target}: {config.pos_emb}, {model.parameter_count():,} parameters, {form.layout}, "
+        f"tensor parallel {form.tensor_parallel}, {dtype}"
+    )
+    for line in (adam, *_notes(config, written)):
+        print(line)
+    return 0
+
+
+def _moments(
+    options: argparse.Namespace, folder: Path, model: GPT, continues: bool
+) -> tuple[Moments | None, str]:
+    """Adam's moments, where NeoX will look for them, and a line that says what became of them."""
+    from megatron_patches.standalone.moments import NoMoments, read_moments
+
+    if options.fresh_optimizer:
+        return None, "Adam starts fresh, as asked"
+    if not continues:
+        return None, "Adam starts fresh: moments are converted for fp32 at ZeRO 0 only"
+    try:
+        return read_moments(folder, model), "Adam continues with its moments"
+    except NoMoments as error:
+        return None, f"Adam starts fresh: {error}"
+
+
+def _notes(config: Config, written: Config) -> list[str]:
+    """What the user must know of the written configuration."""
+    found = []
+    if written.finetune:
+        found.append(
+            "NeoX starts from these weights at iteration 0: config.yml sets `finetune: true`, because "
+            "in half precision and at ZeRO 1 to 3 the optimizer stands in files that are not "
+            "written; fp32 at ZeRO 0 keeps the iteration"
+        )
+    key = "make_vocab_size_divisible_by"
+    if getattr(written, key) != getattr(config, key):
+        found.append(
+            f"config.yml sets `{key}: {getattr(written, key)}`, with which NeoX pads the vocabulary to "
+            "the rows stored here"
+        )
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = make_parser().parse_args(arguments)
+    return guarded(lambda: convert(options), options.debug)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
