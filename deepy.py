@@ -48,19 +48,17 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def launch(options: argparse.Namespace) -> int:
-    if options.engine == "neox":
-        raise ConfigError(
-            "--engine neox is not built yet (see `What is not there yet` in README.md): leave it out "
-            "and the built-in engine trains the same configuration"
-        )
     worker = Path(options.worker)
     if worker.name not in WORKERS or str(worker.parent) not in (".", str(ROOT)):
         raise ConfigError(f"{options.worker}: the workers are {', '.join(WORKERS)}")
     config = compose(_paths(options.config, options.conf_dir), options.set)
     for change in options.set:
         print(f"--set {change}")
-    check_standalone(config)
     hosts = read_hostfile(config)
+    # Our own evaluation and generation read the checkpoints of both engines.
+    if options.engine == "neox" and worker.name == "train.py":
+        return launch_neox(options, config, hosts)
+    check_standalone(config)
     processes = process_count(config, hosts) if worker.name == "train.py" else 1
     batch_arithmetic(config, data_parallel_size(config, processes))
     if options.dry_run:
@@ -70,6 +68,48 @@ def launch(options: argparse.Namespace) -> int:
         return 0
     resolved = write_resolved(config, worker.name)
     return start(worker.name, resolved, config, processes, hosts)
+
+
+def launch_neox(
+    options: argparse.Namespace, config: Config, hosts: dict[str, int] | None
+) -> int:
+    """Hand the run to GPT-NeoX, patched, in a process of its own."""
+    from megatron_patches import neox
+    from megatron_patches.neox import handover
+    from megatron_patches.standalone.foreign import begin_neox_run
+    from megatron_patches.standalone.runtime import use_cpu
+
+    if on_slurm(config, hosts):
+        raise ConfigError(
+            f"{config.place('launcher')} slurm: GPT-NeoX's launcher needs a `hostfile` for it"
+        )
+    checkout = neox.find()
+    neox.check(checkout)
+    processes, cpu = process_count(config, hosts), use_cpu(config)
+    batch = batch_arithmetic(config, data_parallel_size(config, processes))
+    handed = handover.neox_config(config, batch, processes, cpu)
+    if options.dry_run:
+        print(dump(handed), end="")
+        print(f"engine neox, {checkout.home} at {checkout.commit[:12]}, {processes} process(es)")
+        return 0
+    write_resolved(config, "train.py")
+    begin_neox_run(config, batch, processes, checkout.commit)
+    file = handover.write(handed, config.save_dir)
+    if cpu:
+        os.environ.update(DS_ACCELERATOR="cpu", LOCAL_SIZE=str(processes))
+    os.environ["NEOX_HOME"] = str(checkout.home)
+    if hosts is None and "master_port" not in config.model_fields_set:
+        os.environ["MASTER_PORT"] = str(_port(config, hosts))
+    command = [sys.executable, "-m", "megatron_patches.neox"]
+    command += [f"--without={name}" for name in config.neox_fixes_off]
+    code = subprocess.run([*command, "train.py", str(file)], env=_importable()).returncode
+    return code if code in (0, 1, 2) else 1
+
+
+def _importable() -> dict[str, str]:
+    """The environment in which other processes find this suite, installed or not."""
+    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
 
 
 def _paths(files: list[str], folder: str | None) -> list[Path]:

@@ -73,8 +73,8 @@ def convert(options: argparse.Namespace) -> int:
     given = compose(options.config) if options.config else None
     config = read_config(options.source, given)
     model = load_model(options.source, config=config)
-    stored = model.sequential["0"].word_embeddings.weight.dtype
-    dtype = options.dtype or {dtype: name for name, dtype in export.DTYPES.items()}.get(stored)
+    stored = model.get_parameter("sequential.0.word_embeddings.weight").dtype
+    dtype = options.dtype or {kind: name for name, kind in export.DTYPES.items()}.get(stored)
     if dtype is None:
         raise ConfigError(f"{options.source} holds {stored} weights: choose --dtype")
     form = export.Form(options.layout, options.tensor_parallel, dtype)

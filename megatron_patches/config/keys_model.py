@@ -28,6 +28,9 @@ BUILT_IN_INITS = Only(
 NO_DROPOUT = Only((0.0,), "it has no dropout, as the papers trained without")
 NO_KERNELS = "its attention is chosen with `attention_impl`"
 
+# Both compute softmax attention with the position method; in NeoX they differ in memory alone.
+ORDINARY_ATTENTION = frozenset({"global", "attend"})
+
 
 def _attention_layout(value: list[Any] | None) -> list[Any] | None:
     attention_types(value)

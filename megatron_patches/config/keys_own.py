@@ -30,3 +30,5 @@ class Own(Keys):
     eval_last_k: Positive | None = None
     eval_batch_size: Positive = 1
     eval_split: Literal["valid", "test"] = "valid"
+    # Corrections of GPT-NeoX's faults to leave out, by name; the standalone engine has none of them.
+    neox_fixes_off: list[str] = Field(default_factory=list)

@@ -2,27 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import Any
 
 from pydantic import BaseModel
 
 from .errors import ConfigError
 from .keys_base import Only
-from .keys_model import attention_types
+from .keys_model import ORDINARY_ATTENTION, Attention, Shape, attention_types
+from .keys_refused import RefusedModel
 from .schema import Config
 
 
-def check_standalone(config: Config) -> None:
-    """Raises ConfigError that lists every key whose value would change what the engine computes."""
+# Dropout is off where a model is only read.
+TRAINING_ONLY = frozenset({"hidden_dropout", "attention_dropout"})
+READING = frozenset(
+    {*Shape.model_fields, *Attention.model_fields, *RefusedModel.model_fields} - TRAINING_ONLY
+)
+
+
+def check_standalone(config: Config, *, training: bool = True) -> None:
+    """Raises ConfigError that lists every key whose value would change what the engine computes.
+
+    `training=False` looks at the keys that decide what a trained model computes, whoever trained it.
+    """
     problems = [*_marked(config, config, ""), *_special(config)]
+    if not training:
+        problems = [*_marked(config, config, "", READING), *_special(config)]
     if problems:
         raise ConfigError.of(problems)
 
 
-def _marked(config: Config, group: BaseModel, prefix: str) -> Iterator[str]:
-    """Lines for the keys marked `Only`, nested groups included."""
+def _marked(
+    config: Config, group: BaseModel, prefix: str, keys: Container[str] | None = None
+) -> Iterator[str]:
+    """Lines for the keys marked `Only`, nested groups included; `keys` limits the outermost ones."""
     for key, info in type(group).model_fields.items():
+        if keys is not None and key not in keys:
+            continue
         value = getattr(group, key)
         if isinstance(value, BaseModel):
             yield from _marked(config, value, f"{prefix}{key}.")
@@ -32,7 +49,7 @@ def _marked(config: Config, group: BaseModel, prefix: str) -> Iterator[str]:
 
 
 def _special(config: Config) -> Iterator[str]:
-    kinds = attention_types(config.attention_config) - {"global"}
+    kinds = attention_types(config.attention_config) - ORDINARY_ATTENTION
     if kinds:
         why = "it has its own attention: leave this key out and choose with `attention_impl`"
         yield _line(config, "attention_config", sorted(kinds), why)

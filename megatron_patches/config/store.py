@@ -13,7 +13,7 @@ import yaml
 from .compose import compose
 from .errors import ConfigError
 from .keys_base import names
-from .keys_model import Attention, Shape
+from .keys_model import ORDINARY_ATTENTION, Attention, Shape, attention_types
 from .keys_own import Own
 from .schema import Config
 
@@ -41,6 +41,9 @@ NOT_HASHED = names(
 # fingerprints of the data and of the tokenizer besides.
 NAMED_BY_DATASET = frozenset({"data_path", "train_data_paths", "vocab_file", "merge_file"})
 
+# Keys younger than the first published hashes, which left them out.
+COUNTED_WHEN_SET = ("neox_fixes_off",)
+
 
 # The keys that decide what weights mean. An evaluation may change the text, not these.
 MODEL = frozenset(
@@ -55,8 +58,16 @@ def contradictions(trained: Config, given: Config) -> list[str]:
         f"{given.place(key)} is {getattr(given, key)!r}, the model was trained with "
         f"{getattr(trained, key)!r}"
         for key in sorted(MODEL)
-        if getattr(given, key) != getattr(trained, key)
+        if _meaning(given, key) != _meaning(trained, key)
     ]
+
+
+def _meaning(config: Config, key: str) -> Any:
+    """The key's value, one value for all that compute the same."""
+    value = getattr(config, key)
+    if key == "attention_config" and attention_types(value) <= ORDINARY_ATTENTION:
+        return None
+    return value
 
 
 def dump(config: Config) -> str:
@@ -97,6 +108,10 @@ def config_sha(config: Config) -> str:
     """
     left_out = NOT_HASHED | NAMED_BY_DATASET if config.dataset else NOT_HASHED
     values = config.model_dump(mode="json", exclude=set(left_out))
+    values["attention_config"] = _meaning(config, "attention_config")
+    for key in COUNTED_WHEN_SET:
+        if not values[key]:
+            del values[key]
     text = json.dumps(values, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 

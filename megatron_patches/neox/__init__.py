@@ -8,7 +8,7 @@ or, with GPT-NeoX's own grammar and configuration files, `python -m megatron_pat
 
 from megatron_patches.neox.checkout import KNOWN_COMMITS, Checkout, find
 from megatron_patches.neox.install import Installed, install, uninstall
-from megatron_patches.neox.seams import SEAMS, MovedSeam
+from megatron_patches.neox.seams import SEAMS, MovedSeam, check
 
 __all__ = [
     "KNOWN_COMMITS",
@@ -16,6 +16,7 @@ __all__ = [
     "Checkout",
     "Installed",
     "MovedSeam",
+    "check",
     "find",
     "install",
     "uninstall",

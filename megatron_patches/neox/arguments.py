@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
@@ -27,7 +28,7 @@ def native() -> frozenset[str]:
     return _native
 
 
-def apply(patches: Patches) -> None:
+def apply(patches: Patches, fixes_off: frozenset[str] = frozenset()) -> None:
     global _native
     from megatron.neox_arguments import arguments, neox_args
 
@@ -37,7 +38,7 @@ def apply(patches: Patches) -> None:
     spellings = [*positions.names(), *positions.aliases()]
     values = (*get_args(own), *(name for name in spellings if name not in _native))
     _extend(patches, base, top, {"pos_emb": Literal[values]})
-    patches.wrap(top, "calculate_derived", _calculate_derived)
+    patches.wrap(top, "calculate_derived", partial(_calculate_derived, fixes_off))
 
     kinds = neox_args.ATTENTION_TYPE_CHOICES
     kinds.append(ATTEND)
@@ -79,8 +80,16 @@ def plain_type(annotation: Any) -> Any:
     return plain_type(inner[0])
 
 
-def _calculate_derived(original: Callable[..., None]) -> Callable[..., None]:
+def _calculate_derived(
+    fixes_off: frozenset[str], original: Callable[..., None]
+) -> Callable[..., None]:
     def calculate_derived(self: Any) -> None:
+        asked = frozenset(self.neox_fixes_off or ())
+        if asked and asked != fixes_off:
+            raise ValueError(
+                f"neox_fixes_off {sorted(asked)}, but the launcher left out {sorted(fixes_off)}: "
+                "say it to the launcher as well (--without NAME)"
+            )
         # NeoX compares case-insensitively, and then no branch knows the value "ALiBi".
         known = [*native(), *positions.names(), *positions.aliases()]
         if self.pos_emb not in known:

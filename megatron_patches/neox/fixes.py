@@ -176,7 +176,28 @@ def _rpe_cache(patches: Patches) -> None:
     patches.wrap(layers.ParallelRelativePositionBias, "forward", make)
 
 
-# ---- gradients -----------------------------------------------------------------------------------
+# ---- updates and gradients ------------------------------------------------------------------------
+
+
+def _hidden_update(patches: Patches) -> None:
+    """In half precision at ZeRO 0 DeepSpeed updates once with zero gradients, and Adam counts it."""
+    import deepspeed
+
+    from megatron_patches.training.first_update import forget_first_update, without_rate
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def initialize(*args: Any, **kwargs: Any) -> Any:
+            optimizer = kwargs.get("optimizer")
+            if optimizer is None:
+                return original(*args, **kwargs)
+            with without_rate(optimizer):
+                made = original(*args, **kwargs)
+            forget_first_update(made[1])
+            return made
+
+        return initialize
+
+    patches.wrap(deepspeed, "initialize", make)
 
 
 def _pipeline_clipping(patches: Patches) -> None:
@@ -217,6 +238,9 @@ FIXES: dict[str, Fix] = {
     ),
     "pipeline_evaluation": Fix(
         "validation with pipeline stages stops with a TypeError", _pipeline_evaluation
+    ),
+    "hidden_update": Fix(
+        "in half precision at ZeRO 0 the first updates have a wrong size", _hidden_update
     ),
     "pipeline_clipping": Fix(
         "with pipeline stages fp32 gradients are clipped by a wrong norm", _pipeline_clipping

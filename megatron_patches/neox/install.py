@@ -106,7 +106,7 @@ def _apply(found: Checkout, patches: Patches, launcher: bool, fixes: frozenset[s
             before(patches)
     from megatron_patches.neox import arguments
 
-    arguments.apply(patches)
+    arguments.apply(patches, frozenset(FIXES) - fixes)
     if launcher:
         return
     # All modules first: a patch then reaches every module that imported the name.

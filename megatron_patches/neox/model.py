@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,12 +70,32 @@ def hand_out(model: Any) -> None:
             f"{len(specs)} of {args.num_layers} layers can carry {name}: the others would ignore it"
         )
     each = (args.position_sharing or method_class(name).sharing) == "layer"
-    methods = [
-        position.in_attention(position.make(args, name, layer), args, layer if each else None)
-        for layer in range(args.num_layers if each else 1)
-    ]
+    with whole_at_first():
+        methods = [
+            position.in_attention(position.make(args, name, layer), args, layer if each else None)
+            for layer in range(args.num_layers if each else 1)
+        ]
     for index, spec in enumerate(specs):
         spec.module_kwargs[SLOT] = methods[index % len(methods)]
+
+
+@contextmanager
+def whole_at_first() -> Iterator[None]:
+    """Under ZeRO 3 NeoX builds its model in a context that cuts every new parameter at once.
+
+    Inside this one they stay whole until DeepSpeed cuts them with its engine.
+    """
+    from deepspeed.runtime.zero import partition_parameters
+
+    cutting = partition_parameters.zero_init_context
+    if not cutting:
+        yield
+        return
+    partition_parameters.shutdown_init_context()
+    try:
+        yield
+    finally:
+        partition_parameters.restore_init_context()
 
 
 @dataclass(frozen=True)

@@ -135,7 +135,11 @@ def in_attention(method: PositionMethod, args: Any, layer: int | None = None) ->
         parameter.model_parallel = dimension is not None  # type: ignore[attr-defined]
         parameter.partition_dim = dimension or 0  # type: ignore[attr-defined]
         parameter.partition_stride = 1  # type: ignore[attr-defined]
-    # ZeRO 3 packs all weights of a rank into one buffer of one dtype.
-    if args.precision != "fp32" and (args.zero_stage or 0) < 3:
-        method.__dict__["_exact"] = [(p, p.detach().clone()) for p in method.parameters()]
+    if args.precision != "fp32":
+        if args.zero_stage == 3:
+            # It packs all weights of a rank into one buffer of one dtype.
+            for parameter in method.parameters():
+                parameter.data = parameter.data.to(args.params_dtype)
+        else:
+            method.__dict__["_exact"] = [(p, p.detach().clone()) for p in method.parameters()]
     return method

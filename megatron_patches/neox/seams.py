@@ -292,16 +292,17 @@ def check(checkout: Checkout) -> None:
 
 def moved(home: Path) -> list[str]:
     """One line for each seam of which `home` no longer has what is needed."""
+    return [f"{s.place} ({s.why}): {reason}" for s, reason in compare(home) if reason]
+
+
+def compare(home: Path) -> Iterator[tuple[Seam, str | None]]:
+    """Every seam, and in what `home` differs from it; None: it fits."""
     trees: dict[str, ast.Module | str] = {}
-    problems = []
     for seam in SEAMS:
         if seam.module not in trees:
             trees[seam.module] = _parse(home / seam.module)
         tree = trees[seam.module]
-        reason = tree if isinstance(tree, str) else _differs(tree, seam)
-        if reason:
-            problems.append(f"{seam.place} ({seam.why}): {reason}")
-    return problems
+        yield seam, tree if isinstance(tree, str) else _differs(tree, seam)
 
 
 def _parse(path: Path) -> ast.Module | str:

@@ -110,7 +110,7 @@ def load_model(
     # How the training was spread over processes does not matter once the shards are merged.
     spread = {"model_parallel_size": 1, "pipe_parallel_size": 0, "attention_impl": attention}
     settings = settings.model_copy(update=spread)
-    check_standalone(settings)
+    check_standalone(settings, training=False)
     shards = read_shards(step_folder(path))
     embedding = "sequential.0.word_embeddings.weight"
     if not all(embedding in state for state in shards):

@@ -198,7 +198,7 @@ def optimizer_state(
     """
     params = config.optimizer.params
     state: dict[int, dict[str, Any]] = {}
-    stored = []
+    stored: list[dict[str, Any]] = []
     for group in layout:
         first = sum(len(other["params"]) for other in stored)
         entries: dict[str, Any] = {

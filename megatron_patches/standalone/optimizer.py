@@ -9,6 +9,7 @@ import torch
 from megatron_patches.config import Batch, Config
 from megatron_patches.standalone import runtime
 from megatron_patches.standalone.model import GPT
+from megatron_patches.training.first_update import forget_first_update
 
 
 def parameter_groups(model: GPT, config: Config) -> list[dict[str, Any]]:
@@ -58,18 +59,6 @@ def deepspeed_settings(config: Config, batch: Batch) -> dict[str, Any]:
         settings["fp16"] = {k: v for k, v in given.items() if k not in ("type", "fp16")}
         settings["fp16"]["enabled"] = True
     return settings
-
-
-def forget_first_update(optimizer: Any) -> None:
-    """DeepSpeed may take a first update with zero gradients, to allocate Adam's moments.
-
-    Adam counts it, which shrinks the first real updates (to 0.74 of their size for betas 0.9 and
-    0.95); with a learning rate it would also decay the weights once.
-    """
-    inner = getattr(optimizer, "optimizer", optimizer)
-    for state in inner.state.values():
-        if isinstance(state.get("step"), torch.Tensor):
-            state["step"].zero_()
 
 
 def build_engine(model: GPT, config: Config, batch: Batch, device: torch.device) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import os
 from pathlib import Path
@@ -10,18 +9,9 @@ from pathlib import Path
 import pytest
 
 from megatron_patches.config import ConfigError, check_standalone, compose, dump
-from megatron_patches.config.compose import DERIVED, RUNTIME
-from megatron_patches.config.schema import Config
+from megatron_patches.neox.fields import differences, fields
 
 RUNS = json.loads((Path(__file__).parent / "neox_runs.json").read_text())
-# We decide these by other keys or by the machine where NeoX has a constant or nothing.
-OUR_DEFAULTS = {
-    "intermediate_size",
-    "lr_decay_iters",
-    "gradient_accumulation_steps",
-    "optimizer",
-    "distributed_backend",
-}
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -40,20 +30,6 @@ def test_files_of_real_neox_runs_compose(write, name):
         check_standalone(made)
 
 
-def neox_fields(checkout: Path):
-    """(key, default) of every argument of the checkout; ... for a computed default."""
-    for file in ("deepspeed_args.py", "neox_args.py"):
-        tree = ast.parse((checkout / "megatron" / "neox_arguments" / file).read_text())
-        for group in tree.body:
-            for line in group.body if isinstance(group, ast.ClassDef) else []:
-                if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name):
-                    try:
-                        default = ast.literal_eval(line.value)
-                    except ValueError:
-                        default = ...
-                    yield line.target.id, default
-
-
 @pytest.fixture
 def checkout() -> Path:
     home = os.environ.get("NEOX_HOME")
@@ -64,14 +40,8 @@ def checkout() -> Path:
 
 @pytest.mark.neox
 def test_every_key_of_a_checkout_is_known_with_its_default(checkout):
-    seen = dict(neox_fields(checkout))
-    assert len(seen) > 300
-    for key, default in seen.items():
-        if key in DERIVED or key in RUNTIME:
-            continue
-        field = Config.model_fields[key]
-        if not field.is_required() and key not in OUR_DEFAULTS:
-            assert field.default == default, key
+    assert len(fields(checkout)) > 300
+    assert differences(checkout) == []
 
 
 @pytest.mark.neox

@@ -1,0 +1,51 @@
+"""From this suite's configuration to the YAML file that GPT-NeoX reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from megatron_patches.config import Batch, Config, dump, from_mapping
+
+FILE = "neox.yml"
+
+
+def neox_config(config: Config, batch: Batch, processes: int, cpu: bool) -> Config:
+    """The same run with everything written out that NeoX would otherwise guess differently.
+
+    Args:
+        batch: of the whole run; NeoX divides by the processes that it believes to see.
+        processes: over all hosts, for runs on the CPU, where NeoX counts GPUs.
+    """
+    values: dict[str, Any] = yaml.safe_load(dump(config))
+    folder = config.save_dir
+    if (folder / "latest").is_file():
+        # As the standalone engine: a run continues in its own folder.
+        values.update(load=str(folder), finetune=False)
+        values.pop("iteration", None)
+    if config.checkpoint_factor is not None or config.extra_save_iters is not None:
+        values["save"] = str(folder)
+    values["precision"] = config.effective_precision
+    if config.effective_precision != "fp16":
+        # NeoX reads `fp16: {enabled: true, type: bfloat16}` of older files as fp16.
+        values.pop("fp16", None)
+    values.update(
+        train_batch_size=batch.global_,
+        train_micro_batch_size_per_gpu=batch.micro,
+        gradient_accumulation_steps=batch.accumulation,
+    )
+    if cpu:
+        values.update(distributed_backend="gloo", num_gpus=processes)
+    return from_mapping(values, FILE)
+
+
+def write(config: Config, folder: Path) -> Path:
+    """Write the file into the run's folder, whole or not at all; returns its path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / FILE
+    temporary = path.with_name(f".{FILE}.tmp")
+    temporary.write_text(dump(config), encoding="utf-8")
+    temporary.replace(path)
+    return path

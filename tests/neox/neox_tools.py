@@ -1,0 +1,99 @@
+"""What the tests of the overlay share. `stub/` stands for a checkout of GPT-NeoX."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from megatron_patches import positions
+from megatron_patches.positions import PositionMethod, method_class
+
+ROOT = Path(__file__).resolve().parents[2]
+STUB = Path(__file__).resolve().parent / "stub"
+# The stub's own Literal, as GPT-NeoX has it.
+NATIVE = frozenset({"learned", "rotary", "sinusoidal", "rpe", "alibi", "none"})
+SLOT = "rpe"
+
+
+def overrides(method: type[PositionMethod], *hooks: str) -> bool:
+    return any(getattr(method, hook) is not getattr(PositionMethod, hook) for hook in hooks)
+
+
+# Every method that our patches put into the slot where NeoX has its T5 bias.
+INSERTED = [
+    name
+    for name in positions.names()
+    if name not in NATIVE or method_class(name).module_name == SLOT
+]
+PRODUCT = [name for name in INSERTED if overrides(method_class(name), "weight")]
+ADDED = [name for name in INSERTED if name not in PRODUCT]
+
+
+def neox_modules() -> dict[str, ModuleType]:
+    return {n: m for n, m in list(sys.modules.items()) if n.partition(".")[0] == "megatron"}
+
+
+def make_args(**changes: Any) -> Any:
+    """Arguments of a small model, from whatever `megatron` is imported."""
+    from megatron.neox_arguments import NeoXArgs
+
+    values: dict[str, Any] = {
+        "num_layers": 2,
+        "hidden_size": 32,
+        "num_attention_heads": 4,
+        "seq_length": 12,
+        "max_position_embeddings": 64,
+        "precision": "fp32",
+        "train_batch_size": 4,
+    }
+    return NeoXArgs.from_dict(values | changes)
+
+
+def random(*sizes: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(sizes, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def leaf(tensor: Tensor) -> Tensor:
+    return tensor.clone().requires_grad_()
+
+
+def state() -> dict[str, dict[str, Any]]:
+    """Every attribute that installing could leave changed: modules, their classes, the process."""
+    found = {}
+    for name, module in neox_modules().items():
+        found[name] = dict(vars(module))
+        for key, value in vars(module).items():
+            if isinstance(value, type) and value.__module__ == name:
+                found[f"{name}.{key}"] = dict(vars(value))
+            if isinstance(value, list):
+                found[f"{name}.{key}"] = {"items": list(value)}
+    for name in ("deepspeed.ops.adam", "deepspeed.comm.torch"):
+        if name in sys.modules:
+            found[name] = dict(vars(sys.modules[name]))
+    if "deepspeed.runtime.pipe.engine" in sys.modules:
+        engine = sys.modules["deepspeed.runtime.pipe.engine"].PipelineEngine
+        found["PipelineEngine"] = dict(vars(engine))
+    return found | {
+        "torch.cuda": dict(vars(torch.cuda)),
+        "torch.Tensor": {"cuda": vars(torch.Tensor).get("cuda")},
+        "torch.nn.Module": {"cuda": vars(torch.nn.Module).get("cuda")},
+        "sys": {"path": list(sys.path), "pkg_resources": sys.modules.get("pkg_resources")},
+    }
+
+
+def changed(before: dict[str, dict[str, Any]], after: dict[str, dict[str, Any]]) -> list[str]:
+    """Where two states differ, by identity or equality."""
+    missing = object()
+    wrong = []
+    for owner in sorted(before.keys() | after.keys()):
+        old, new = before.get(owner, {}), after.get(owner, {})
+        for key in old.keys() | new.keys():
+            a, b = old.get(key, missing), new.get(key, missing)
+            if a is not b and not (isinstance(a, list | dict) and a == b):
+                wrong.append(f"{owner}.{key}")
+    return wrong

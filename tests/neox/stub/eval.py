@@ -1,0 +1,10 @@
+"""A worker: says what reached it."""
+
+import json
+import sys
+
+from megatron.neox_arguments import NeoXArgs
+
+if __name__ == "__main__":
+    neox_args = NeoXArgs.from_dict(json.loads(sys.argv[1]))
+    print(json.dumps({"worker": "eval", "arguments": neox_args.to_dict()}), flush=True)

@@ -1,0 +1,3 @@
+from .arguments import NeoXArgs
+
+__all__ = ["NeoXArgs"]

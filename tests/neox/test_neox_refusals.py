@@ -1,0 +1,194 @@
+"""Settings under which a method would be lost are refused, with what to do; all others pass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from neox_tools import ADDED, INSERTED, NATIVE, PRODUCT, STUB, make_args, overrides
+
+from megatron_patches import positions
+from megatron_patches.neox import install, refusals
+from megatron_patches.positions import method_class
+
+ATTEND = [[["attend"], "all"]]
+MIXED = [[["attend", "global"], 1]]
+NEXT_STEP = "attention_config: [[[attend], all]]"
+OURS = [name for name in positions.names() if name not in NATIVE]
+ON_SCORES = [
+    name
+    for name in positions.names()
+    if name in OURS or overrides(method_class(name), "bias", "weight", "score", "decay")
+]
+BLIND = ("local", "sparse_fixed", "sparse_variable", "bigbird", "bslongformer")
+NO_ATTENTION = ("gmlp", "amlp", "rwkv", "mamba")
+
+
+def layers(kind: str) -> list[Any]:
+    return [[[kind], "all"]]
+
+
+@pytest.fixture(autouse=True)
+def parsing(clean):
+    install(home=STUB, launcher=True)
+
+
+def refused(**changes: Any) -> str:
+    with pytest.raises(ValueError, match="would lose its position method") as caught:
+        make_args(**changes)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("kind", [*BLIND, *NO_ATTENTION])
+@pytest.mark.parametrize("name", ON_SCORES)
+def test_layers_that_ignore_the_method(name, kind):
+    message = refused(pos_emb=name, attention_config=layers(kind))
+    assert f"attention_config {kind}: its layers ignore {name}" in message and NEXT_STEP in message
+    other = [[["global", kind], 1]]
+    assert f"attention_config {kind}:" in refused(pos_emb=name, attention_config=other)
+
+
+@pytest.mark.parametrize("name", ON_SCORES)
+def test_flash_carries_slopes_alone(name):
+    if name in refusals.FLASH_CARRIES:
+        assert make_args(pos_emb=name, attention_config=layers("flash")).pos_emb == name
+        return
+    message = refused(pos_emb=name, attention_config=layers("flash"))
+    assert f"attention_config flash: its layers ignore {name}" in message and NEXT_STEP in message
+
+
+@pytest.mark.parametrize("key", ["te_mha", "te_fp8_mha"])
+@pytest.mark.parametrize("name", ON_SCORES)
+def test_transformer_engine(name, key):
+    message = refused(pos_emb=name, **{key: True})
+    assert f"{key}: Transformer Engine's attention ignores {name}" in message
+    assert NEXT_STEP in message
+
+
+@pytest.mark.parametrize("name", ON_SCORES)
+def test_score_scaling(name):
+    message = refused(pos_emb=name, apply_query_key_layer_scaling=True)
+    assert "apply_query_key_layer_scaling" in message and "set it to false" in message
+    assert NEXT_STEP in message
+    mixed = {"attention_config": MIXED, "apply_query_key_layer_scaling": True}
+    assert "apply_query_key_layer_scaling" in refused(pos_emb=name, **mixed)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"attention_dropout": 0.1}, "attention_dropout 0.1: |set it to 0"),
+        ({"use_mup": True}, "use_mup: |use attention_config global"),
+        ({"te_mha": True}, "te_mha: Transformer Engine replaces |set it to false"),
+        ({"te_fp8_mha": True}, "te_fp8_mha: Transformer Engine replaces |set it to false"),
+    ],
+)
+@pytest.mark.parametrize("config", [ATTEND, MIXED])
+@pytest.mark.parametrize("name", [OURS[0], *sorted(NATIVE)])
+def test_what_layers_of_type_attend_cannot_do(name, config, changes, expected):
+    message = refused(pos_emb=name, attention_config=config, **changes)
+    assert all(part in message for part in expected.split("|"))
+
+
+@pytest.mark.parametrize("name", [OURS[0], *sorted(NATIVE)])
+def test_an_implementation_that_nobody_reads(name):
+    message = refused(pos_emb=name, attention_impl="chunked")
+    assert "attention_impl chunked: only layers of type `attend` read it" in message
+    assert NEXT_STEP in message
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"position_init": "alibi"}, "position_init alibi: GPT-NeoX's own {} has no such choice"),
+        ({"position_precision": "as_published"}, "position_precision as_published: GPT-NeoX's own"),
+        ({"position_options": {"a": 1}}, "position_options: GPT-NeoX's own {} takes none"),
+    ],
+)
+@pytest.mark.parametrize("name", sorted(NATIVE - set(INSERTED)))
+def test_choices_that_neoxs_own_methods_do_not_have(name, changes, expected):
+    assert expected.format(name) in refused(pos_emb=name, **changes)
+
+
+LIMITED = [
+    name
+    for name in positions.names()
+    if positions.build(name, heads=1, head_dim=2, hidden_size=2, max_length=8).max_length
+]
+
+
+@pytest.mark.parametrize("name", LIMITED)
+def test_a_table_that_ends_before_the_validation_length(name):
+    message = refused(pos_emb=name, seq_length_val=65)
+    assert f"seq_length_val 65: {name} cannot read 65 tokens" in message and "64" in message
+    assert make_args(pos_emb=name, seq_length_val=64).seq_length_val == 64
+
+
+@pytest.mark.parametrize("name", sorted(set(positions.names()) - set(LIMITED)))
+def test_any_validation_length_without_a_table(name):
+    assert make_args(pos_emb=name, seq_length_val=4096).seq_length_val == 4096
+
+
+def test_all_problems_are_named_at_once():
+    message = refused(
+        pos_emb=OURS[0], attention_config=[[["flash", "global"], 1]], te_mha=True, use_mup=False,
+        apply_query_key_layer_scaling=True, attention_impl="flex",
+    )  # fmt: skip
+    keys = ("attention_config flash", "te_mha", "apply_query_key_layer_scaling", "attention_impl")
+    assert all(f"\n  {key}" in message for key in keys) and message.count("\n") == len(keys)
+
+
+@pytest.mark.parametrize("name", positions.names())
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"attention_config": ATTEND},
+        {"attention_config": ATTEND, "attention_impl": "chunked"},
+        {"attention_config": MIXED},
+        {"attention_config": ATTEND, "apply_query_key_layer_scaling": True},
+        {"num_kv_heads": 2},
+        {"num_kv_heads": 2, "attention_config": ATTEND},
+        {"sliding_window_width": 4, "attention_config": ATTEND},
+        {"attention_dropout": 0.1},
+        {"use_mup": True},
+    ],
+)
+def test_what_carries_the_method_passes(name, changes):
+    made = make_args(pos_emb=name, **changes)
+    assert made.pos_emb == name
+
+
+@pytest.mark.parametrize("name", sorted(NATIVE - set(ON_SCORES)))
+@pytest.mark.parametrize("kind", [*BLIND, *NO_ATTENTION, "flash"])
+def test_methods_that_do_not_touch_the_scores_go_with_any_layer(name, kind):
+    assert make_args(pos_emb=name, attention_config=layers(kind), te_mha=True).pos_emb == name
+
+
+# ---- methods that do not exist yet ---------------------------------------------------------------
+
+
+def find(monkeypatch: pytest.MonkeyPatch, **attributes: Any) -> str:
+    """What is refused in `global` layers for a method whose class has these attributes."""
+    name = ADDED[0]
+    args = make_args(pos_emb=name)
+    kind = type("New", (method_class(name),), {"name": name, **attributes})
+    monkeypatch.setattr(positions, "method_class", lambda _: kind)
+    return "\n".join(refusals.problems(args, name, NATIVE))
+
+
+def test_methods_that_need_more_than_a_bias_need_attend(monkeypatch):
+    assert find(monkeypatch) == ""
+    told = find(monkeypatch, tier="content", score=lambda self, scores, *_, **__: scores)
+    assert "attention_config global:" in told and "rows of scores" in told and NEXT_STEP in told
+    for changes in (
+        {"transform": lambda self, q, k, positions, **_: (q, k)},
+        {"decay": lambda self, hidden: None},
+        {"place": "embedding"},
+    ):
+        told = find(monkeypatch, **changes)
+        assert "attention_config global: NeoX would not apply" in told and NEXT_STEP in told
+
+
+def test_both_kinds_of_kernel_are_tried():
+    assert len(PRODUCT) > 2 and len(ADDED) > 4
