@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from neox_tools import STUB, neox_modules
+from neox_tools import LEFT_OUT, STUB, neox_modules
 
 from megatron_patches.neox import Installed, install, uninstall
 from megatron_patches.neox.install import FIXES_OFF
@@ -19,38 +20,54 @@ from megatron_patches.neox.install import FIXES_OFF
 torch.set_num_threads(1)
 
 
-@pytest.fixture
-def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Nothing of GPT-NeoX is imported, patched or named by the environment."""
-    for name in ("NEOX_HOME", "LOCAL_SIZE", FIXES_OFF):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+@contextmanager
+def process() -> Iterator[None]:
+    """Nothing of GPT-NeoX is imported, patched or named by the environment, before and after."""
     path, environment = list(sys.path), dict(os.environ)
     assert not neox_modules()
-    yield
-    uninstall()
-    for name in neox_modules():
-        del sys.modules[name]
-    sys.path[:] = path
-    os.environ.clear()
-    os.environ.update(environment)
-
-
-@pytest.fixture
-def neox(clean: None) -> Installed:
-    """The stub with everything in it that a worker gets."""
-    return install(home=STUB)
-
-
-@pytest.fixture
-def unfixed(clean: None) -> Callable[..., Installed]:
-    """unfixed(name, ...): the stub patched without these fixes."""
-
-    def make(*names: str) -> Installed:
+    for name in ("NEOX_HOME", "LOCAL_SIZE", FIXES_OFF):
+        os.environ.pop(name, None)
+    os.environ["DS_ACCELERATOR"] = "cpu"
+    try:
+        yield
+    finally:
         uninstall()
-        return install(home=STUB, fixes_off=names)
+        for name in neox_modules():
+            del sys.modules[name]
+        sys.path[:] = path
+        os.environ.clear()
+        os.environ.update(environment)
 
-    return make
+
+@pytest.fixture
+def clean() -> Iterator[None]:
+    """For tests that install by themselves."""
+    with process():
+        yield
+
+
+@pytest.fixture(scope="module")
+def parsing() -> Iterator[Installed]:
+    """The stub with what a launcher gets, for all tests of a module; they leave it as it is."""
+    with process():
+        yield install(home=STUB, launcher=True, fixes_off=[LEFT_OUT])
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[Installed]:
+    """The stub with everything that a worker gets, for all tests of a module."""
+    with process():
+        yield install(home=STUB)
+
+
+@pytest.fixture
+def neox(worker: Installed) -> Iterator[Installed]:
+    """The worker's stub; where this process stands among the ranks is forgotten after each test."""
+    from megatron import mpu
+
+    mpu.place()
+    yield worker
+    mpu.place()
 
 
 @pytest.fixture

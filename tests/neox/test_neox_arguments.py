@@ -6,11 +6,11 @@ import json
 from typing import Any, Literal, get_args, get_origin
 
 import pytest
-from neox_tools import INSERTED, NATIVE, STUB, make_args
+from neox_tools import INSERTED, LEFT_OUT, NATIVE, make_args
 
 from megatron_patches import positions
 from megatron_patches.config.keys_own import Own
-from megatron_patches.neox import arguments, install, uninstall
+from megatron_patches.neox import arguments
 
 ATTEND = [[["attend"], "all"]]
 # A value for every key of ours that is not its default.
@@ -30,21 +30,20 @@ VALUES: dict[str, Any] = {
     "eval_last_k": 3,
     "eval_batch_size": 2,
     "eval_split": "test",
+    "neox_fixes_off": [LEFT_OUT],  # must be what the launcher left out
 }
 
 
-@pytest.fixture
-def parsing(clean):
-    install(home=STUB, launcher=True)
+pytestmark = pytest.mark.usefixtures("parsing")
 
 
-def test_the_tables_of_these_tests_are_whole(parsing):
+def test_the_tables_of_these_tests_are_whole():
     assert VALUES.keys() == Own.model_fields.keys()
     assert arguments.native() == NATIVE
 
 
 @pytest.mark.parametrize("name", [*positions.names(), *positions.aliases()])
-def test_every_method_and_alias_is_accepted_under_its_canonical_name(parsing, name):
+def test_every_method_and_alias_is_accepted_under_its_canonical_name(name):
     assert make_args(pos_emb=name).pos_emb == positions.resolve(name)
 
 
@@ -52,41 +51,39 @@ def test_every_method_and_alias_is_accepted_under_its_canonical_name(parsing, na
     ("wrong", "right"),
     [("ALiBi", "alibi"), ("Kerple_Log", "kerple_log"), ("KERPLE_power_AP_", "kerple_power_ap_")],
 )
-def test_another_case_is_refused_with_the_right_spelling(parsing, wrong, right):
+def test_another_case_is_refused_with_the_right_spelling(wrong, right):
     with pytest.raises(ValueError, match=f"pos_emb '{wrong}' .*: write '{right}'"):
         make_args(pos_emb=wrong)
 
 
-def test_an_unknown_method_is_refused_with_the_known_ones(parsing):
+def test_an_unknown_method_is_refused_with_the_known_ones():
     with pytest.raises(ValueError, match="kerple_lag.*known: .*kerple_log"):
         make_args(pos_emb="kerple_lag")
 
 
-def test_neox_alone_knows_none_of_it(parsing):
-    uninstall()
-    for changes in ({"pos_emb": "kerple_log"}, {"pos_emb": "ALiBi"}):
-        if changes["pos_emb"].lower() in NATIVE:
-            assert make_args(**changes).pos_emb == "ALiBi"  # nor does any of its branches
-        else:
-            with pytest.raises(ValueError, match="types"):
-                make_args(**changes)
-    with pytest.raises(TypeError, match="position_init"):
-        make_args(position_init="alibi")
-    with pytest.raises(AssertionError, match="attend"):
-        make_args(attention_config=ATTEND)
-
-
 @pytest.mark.parametrize("key", VALUES)
-def test_every_key_of_ours_is_a_field_whose_type_is_checked(parsing, key):
+def test_every_key_of_ours_is_a_field_whose_type_is_checked(key):
     common = {"pos_emb": "kerple_log", "attention_config": ATTEND}
     made = make_args(**common, **{key: VALUES[key]})
     assert getattr(made, key) == VALUES[key] != getattr(make_args(**common), key)
-    with pytest.raises(ValueError):
+    with pytest.raises((ValueError, TypeError)):
         make_args(**common, **{key: object()})
 
 
+def test_the_configuration_cannot_leave_out_other_fixes_than_the_launcher():
+    with pytest.raises(ValueError, match=f"neox_fixes_off .*the launcher left out .'{LEFT_OUT}'"):
+        make_args(neox_fixes_off=["alibi_cache"])
+
+
+def test_a_worker_can_be_sent_everything():
+    made = make_args(pos_emb="kerple_log", attention_config=ATTEND, **VALUES)
+    sent = json.dumps(made.to_dict())
+    assert VALUES.items() <= json.loads(sent).items()
+    assert type(made).from_dict(json.loads(sent)) == made
+
+
 @pytest.mark.parametrize("key", VALUES)
-def test_defaults_are_those_of_the_schema_or_none(parsing, key):
+def test_defaults_are_those_of_the_schema_or_none(key):
     default = Own.model_fields[key].default
     mutable = Own.model_fields[key].default_factory is not None
     assert getattr(make_args(), key) == (None if mutable else default)
@@ -102,28 +99,8 @@ def test_plain_types_are_what_neox_can_check(key):
         assert plain is type(VALUES[key])
 
 
-def test_worker_gets_what_the_launcher_read(parsing):
-    made = make_args(pos_emb="kerple_log", attention_config=ATTEND, **VALUES)
-    sent = json.dumps(made.to_dict())
-    assert VALUES.items() <= json.loads(sent).items()
-    uninstall()
-    install(home=STUB)
-    assert type(made).from_dict(json.loads(sent)) == made
-
-
-def test_fields_are_gone_after_uninstalling(parsing):
-    from megatron.neox_arguments import NeoXArgs
-    from megatron.neox_arguments.neox_args import NeoXArgsModel
-
-    with_ours = set(NeoXArgs.__dataclass_fields__)
-    assert with_ours >= VALUES.keys()
-    assert issubclass(NeoXArgs, NeoXArgsModel)
-    uninstall()
-    assert with_ours - set(NeoXArgs.__dataclass_fields__) == VALUES.keys()
-
-
 @pytest.mark.parametrize("name", positions.names())
-def test_whose_work_a_method_is(parsing, name):
+def test_whose_work_a_method_is(name):
     plain = make_args(pos_emb=name)
     attend = make_args(pos_emb=name, attention_config=ATTEND)
     assert arguments.our_method(plain) == (None if name in NATIVE else name)
@@ -138,7 +115,7 @@ def test_whose_work_a_method_is(parsing, name):
         {"position_precision": "as_published"},
     ],
 )
-def test_t5s_bias_is_ours_where_more_is_asked_than_neox_can(parsing, asked):
+def test_t5s_bias_is_ours_where_more_is_asked_than_neox_can(asked):
     native = [name for name in INSERTED if name in NATIVE]
     assert native
     args = make_args(pos_emb=native[0])

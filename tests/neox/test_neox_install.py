@@ -11,6 +11,7 @@ import torch
 from neox_tools import STUB, changed, make_args, neox_modules, state
 
 from megatron_patches.config import ConfigError
+from megatron_patches.config.keys_own import Own
 from megatron_patches.neox import install, training, uninstall
 from megatron_patches.neox.fixes import FIXES
 from megatron_patches.neox.install import FIXES_OFF
@@ -84,6 +85,35 @@ def test_a_second_call_returns_the_first_result(clean, monkeypatch):
     assert len(first.patches._undo) == count
 
 
+def test_neox_alone_knows_none_of_it(loaded):
+    from megatron.neox_arguments import NeoXArgs
+
+    assert make_args(pos_emb="ALiBi").pos_emb == "ALiBi"  # nor does any of its branches
+    with pytest.raises(ValueError, match="types"):
+        make_args(pos_emb="kerple_log")
+    with pytest.raises(TypeError, match="position_init"):
+        make_args(position_init="alibi")
+    with pytest.raises(AssertionError, match="attend"):
+        make_args(attention_config=[[["attend"], "all"]])
+    theirs = set(NeoXArgs.__dataclass_fields__)
+    install(home=STUB)
+    assert set(NeoXArgs.__dataclass_fields__) - theirs == set(Own.model_fields)
+
+
+def test_a_worker_reads_what_the_launcher_wrote(clean):
+    changes = {
+        "position_init": "alibi",
+        "seq_length_val": 24,
+        "attention_config": [[["attend"], 2]],
+    }
+    install(home=STUB, launcher=True)
+    made = make_args(pos_emb="kerple_power_ap_", **changes)
+    uninstall()
+    install(home=STUB)
+    again = make_args(**made.to_dict())
+    assert again == made and again.position_init == "alibi" and again.pos_emb == "kerple_power"
+
+
 @pytest.mark.parametrize("other", ["home", "launcher", "fixes"])
 def test_a_different_second_call_is_refused(clean, copy, other):
     install(home=STUB)
@@ -142,6 +172,7 @@ def test_an_unknown_fix(clean):
 # What of the stub, or of the process, each fix changes.
 TARGETS = {
     "pipeline_evaluation": "megatron.training.forward_step",
+    "hidden_update": "deepspeed.initialize",
     "pipeline_clipping": "PipelineEngine.clip_fp32_gradients",
     "evaluation_lengths": "megatron.checkpointing.check_checkpoint_args",
     "fixed_validation": "megatron.data.data_utils.shift_and_wrap_data_loaders",
@@ -210,5 +241,3 @@ def test_without_the_cpu_switch_torch_stays_as_it_is(clean, monkeypatch):
 
     with pytest.raises(AssertionError, match="no GPU"):
         initialize_megatron(None)
-
-

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from neox_tools import ADDED, INSERTED, NATIVE, PRODUCT, STUB, make_args, overrides
+from neox_tools import ADDED, INSERTED, NATIVE, PRODUCT, make_args, overrides
 
 from megatron_patches import positions
-from megatron_patches.neox import install, refusals
+from megatron_patches.neox import refusals
 from megatron_patches.positions import method_class
 
 ATTEND = [[["attend"], "all"]]
@@ -28,9 +28,7 @@ def layers(kind: str) -> list[Any]:
     return [[[kind], "all"]]
 
 
-@pytest.fixture(autouse=True)
-def parsing(clean):
-    install(home=STUB, launcher=True)
+pytestmark = pytest.mark.usefixtures("parsing")
 
 
 def refused(**changes: Any) -> str:
@@ -168,26 +166,29 @@ def test_methods_that_do_not_touch_the_scores_go_with_any_layer(name, kind):
 # ---- methods that do not exist yet ---------------------------------------------------------------
 
 
-def find(monkeypatch: pytest.MonkeyPatch, **attributes: Any) -> str:
-    """What is refused in `global` layers for a method whose class has these attributes."""
+@pytest.mark.parametrize(
+    ("attributes", "expected"),
+    [
+        ({}, None),
+        ({"tier": "content"}, "rewrites whole rows of scores"),
+        ({"transform": lambda self, q, k, positions, **_: (q, k)}, "NeoX would not apply"),
+        ({"decay": lambda self, hidden: None}, "NeoX would not apply"),
+        ({"place": "embedding"}, "NeoX would not apply"),
+    ],
+)
+def test_methods_that_need_more_than_a_bias_need_attend(monkeypatch, attributes, expected):
     name = ADDED[0]
     args = make_args(pos_emb=name)
+    attend = make_args(pos_emb=name, attention_config=ATTEND)
     kind = type("New", (method_class(name),), {"name": name, **attributes})
     monkeypatch.setattr(positions, "method_class", lambda _: kind)
-    return "\n".join(refusals.problems(args, name, NATIVE))
-
-
-def test_methods_that_need_more_than_a_bias_need_attend(monkeypatch):
-    assert find(monkeypatch) == ""
-    told = find(monkeypatch, tier="content", score=lambda self, scores, *_, **__: scores)
-    assert "attention_config global:" in told and "rows of scores" in told and NEXT_STEP in told
-    for changes in (
-        {"transform": lambda self, q, k, positions, **_: (q, k)},
-        {"decay": lambda self, hidden: None},
-        {"place": "embedding"},
-    ):
-        told = find(monkeypatch, **changes)
-        assert "attention_config global: NeoX would not apply" in told and NEXT_STEP in told
+    assert refusals.problems(attend, name, NATIVE) == []
+    found = refusals.problems(args, name, NATIVE)
+    if expected is None:
+        assert found == []
+    else:
+        assert len(found) == 1 and found[0].startswith("attention_config global: ")
+        assert expected in found[0] and NEXT_STEP in found[0]
 
 
 def test_both_kinds_of_kernel_are_tried():

@@ -76,6 +76,7 @@ class GPT2ModelPipe(Pipe):
 
     def forward(self, args):
         """(hidden [batch, length, hidden], mask) -> hidden."""
+        args = _turn(args)
         for layer in self.sequential[:-1]:
             args = layer(args)
-        return self.sequential[-1](args[0])
+        return self.sequential[-1](_turn(args)[0])
