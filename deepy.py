@@ -14,6 +14,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 from megatron_patches.config import (
@@ -70,9 +71,7 @@ def launch(options: argparse.Namespace) -> int:
     return start(worker.name, resolved, config, processes, hosts)
 
 
-def launch_neox(
-    options: argparse.Namespace, config: Config, hosts: dict[str, int] | None
-) -> int:
+def launch_neox(options: argparse.Namespace, config: Config, hosts: dict[str, int] | None) -> int:
     """Hand the run to GPT-NeoX, patched, in a process of its own."""
     from megatron_patches import neox
     from megatron_patches.neox import handover
@@ -87,21 +86,24 @@ def launch_neox(
     neox.check(checkout)
     processes, cpu = process_count(config, hosts), use_cpu(config)
     batch = batch_arithmetic(config, data_parallel_size(config, processes))
-    handed = handover.neox_config(config, batch, processes, cpu)
-    if options.dry_run:
-        print(dump(handed), end="")
-        print(f"engine neox, {checkout.home} at {checkout.commit[:12]}, {processes} process(es)")
-        return 0
-    write_resolved(config, "train.py")
-    begin_neox_run(config, batch, processes, checkout.commit)
-    file = handover.write(handed, config.save_dir)
+    port = _port(config, hosts)
+    handed = handover.neox_config(config, batch, processes, cpu=cpu, port=port)
+    command = [sys.executable, "-m", "megatron_patches.neox"]
+    command += [f"--without={name}" for name in config.neox_fixes_off]
     if cpu:
         os.environ.update(DS_ACCELERATOR="cpu", LOCAL_SIZE=str(processes))
     os.environ["NEOX_HOME"] = str(checkout.home)
-    if hosts is None and "master_port" not in config.model_fields_set:
-        os.environ["MASTER_PORT"] = str(_port(config, hosts))
-    command = [sys.executable, "-m", "megatron_patches.neox"]
-    command += [f"--without={name}" for name in config.neox_fixes_off]
+    if options.dry_run:
+        print(dump(handed), end="")
+        with tempfile.TemporaryDirectory() as folder:
+            command += ["--dry-run", "train.py", str(handover.write(handed, Path(folder)))]
+            done = subprocess.run(command, env=_importable(), stdout=subprocess.DEVNULL)
+        if done.returncode == 0:
+            print(f"GPT-NeoX at {checkout.commit[:12]} accepts this, {processes} process(es)")
+        return done.returncode
+    write_resolved(config, "train.py")
+    begin_neox_run(config, batch, processes, checkout.commit)
+    file = handover.write(handed, config.save_dir)
     code = subprocess.run([*command, "train.py", str(file)], env=_importable()).returncode
     return code if code in (0, 1, 2) else 1
 

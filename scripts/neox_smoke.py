@@ -250,7 +250,5 @@ def main(arguments: list[str] | None = None) -> int:
     return guarded(lambda: run(options), options.debug)
 
 
-
-
 if __name__ == "__main__":
     sys.exit(main())

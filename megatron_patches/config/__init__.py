@@ -5,10 +5,11 @@ from .compose import compose, from_mapping
 from .errors import ConfigError
 from .schema import Config
 from .standalone import check_standalone
-from .store import config_sha, contradictions, dump, load_run_config
+from .store import FUNCTION, config_sha, contradictions, dump, load_run_config
 
 __all__ = [
     "Batch",
+    "FUNCTION",
     "Config",
     "ConfigError",
     "batch_arithmetic",

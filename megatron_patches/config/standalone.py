@@ -13,7 +13,6 @@ from .keys_model import ORDINARY_ATTENTION, Attention, Shape, attention_types
 from .keys_refused import RefusedModel
 from .schema import Config
 
-
 # Dropout is off where a model is only read.
 TRAINING_ONLY = frozenset({"hidden_dropout", "attention_dropout"})
 READING = frozenset(

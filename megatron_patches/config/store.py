@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -52,12 +52,23 @@ MODEL = frozenset(
 ) - set(NOT_HASHED)
 
 
-def contradictions(trained: Config, given: Config) -> list[str]:
+# Of these, what a stored weight means whatever it is trained for next: a start from weights may
+# change lengths, dropout and initial values.
+FUNCTION = names(
+    """
+    pos_emb num_layers hidden_size num_attention_heads num_kv_heads intermediate_size norm activation
+    gpt_j_residual gpt_j_tied no_weight_tying rotary_pct rotary_emb_base rpe_num_buckets
+    rpe_max_distance position_sharing position_options
+    """
+)
+
+
+def contradictions(trained: Config, given: Config, keys: Collection[str] = MODEL) -> list[str]:
     """Keys in which `given` describes another model than `trained` did."""
     return [
         f"{given.place(key)} is {getattr(given, key)!r}, the model was trained with "
         f"{getattr(trained, key)!r}"
-        for key in sorted(MODEL)
+        for key in sorted(keys)
         if _meaning(given, key) != _meaning(trained, key)
     ]
 

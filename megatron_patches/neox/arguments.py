@@ -11,10 +11,11 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic_core import PydanticUndefined
 
 from megatron_patches import positions
+from megatron_patches.config import ConfigError
 from megatron_patches.config.keys_own import Own
 from megatron_patches.neox.patches import Patches
 from megatron_patches.neox.position import SLOT
-from megatron_patches.neox.refusals import problems
+from megatron_patches.neox.refusals import kinds_of, problems
 
 # Layers of this type attend with `megatron_patches.attention.attend`: linear memory, any method.
 ATTEND = "attend"
@@ -86,7 +87,7 @@ def _calculate_derived(
     def calculate_derived(self: Any) -> None:
         asked = frozenset(self.neox_fixes_off or ())
         if asked and asked != fixes_off:
-            raise ValueError(
+            raise ConfigError(
                 f"neox_fixes_off {sorted(asked)}, but the launcher left out {sorted(fixes_off)}: "
                 "say it to the launcher as well (--without NAME)"
             )
@@ -95,15 +96,16 @@ def _calculate_derived(
         if self.pos_emb not in known:
             near = [name for name in known if name.lower() == str(self.pos_emb).lower()]
             hint = f": write {near[0]!r}" if near else f"; known: {', '.join(sorted(known))}"
-            raise ValueError(f"pos_emb {self.pos_emb!r} is no position method{hint}")
+            raise ConfigError(f"pos_emb {self.pos_emb!r} is no position method{hint}")
         if self.pos_emb not in native():
             self.pos_emb = positions.resolve(self.pos_emb)
-        original(self)
+        # First: NeoX stops at once where a package for such an attention is missing.
         found = problems(self, our_method(self), native())
         if found:
-            raise ValueError(
+            raise ConfigError(
                 "this configuration would lose its position method:\n  " + "\n  ".join(found)
             )
+        original(self)
 
     return calculate_derived
 
@@ -117,7 +119,7 @@ def our_method(args: Any) -> str | None:
     if name not in native():
         return name
     asked = (
-        ATTEND in set(args.attention_config or ())
+        ATTEND in kinds_of(args)
         or args.position_sharing == "layer"
         or bool(args.position_options)
         or args.position_precision != "exact"

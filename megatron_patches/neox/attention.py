@@ -64,7 +64,7 @@ class Layers:
 
     def __init__(self, *, longer_rotary: bool) -> None:
         self.longer_rotary = longer_rotary
-        # Set by the layers of the latest model: whether none of them reads NeoX's mask.
+        # Of all layers built in this process: whether one of them reads NeoX's mask.
         self.kinds: set[str] = set()
 
     def init(self, original: Callable[..., None]) -> Callable[..., None]:
@@ -74,7 +74,7 @@ class Layers:
             bound = signature.bind(layer, *args, **kwargs).arguments
             settings = bound["neox_args"]
             kind = settings.attention_config[bound["layer_number"]]
-            self.kinds = set(settings.attention_config)
+            self.kinds |= set(settings.attention_config)
             bound["neox_args"] = self._as_neox_knows(settings)
             original(**{("self" if k == "self" else k): v for k, v in bound.items()})
             self._equip(layer, settings, kind)
@@ -128,6 +128,9 @@ def _attention(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
         inside = self.__dict__.get("attend_inside")
         if inside is not None:
             return inside(query_layer, key_layer, value_layer)
+        if mask.shape[-1] < query_layer.shape[0]:
+            # Made before this layer was built; broadcast, it would hide nothing of the future.
+            raise RuntimeError("a mask of a model whose layers all attend reached another layer")
         return original(self, query_layer, key_layer, value_layer, layer_past, mask)
 
     return attention

@@ -176,6 +176,20 @@ def _rpe_cache(patches: Patches) -> None:
     patches.wrap(layers.ParallelRelativePositionBias, "forward", make)
 
 
+def _cache_between_prompts(patches: Patches) -> None:
+    """Keys and values of one prompt stay in the cache, and the next prompt attends to them."""
+    from megatron import text_generation_utils
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def stream_tokens(neox_args: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+            model.module.clear_cache()
+            yield from original(neox_args, model, *args, **kwargs)
+
+        return stream_tokens
+
+    patches.wrap(text_generation_utils, "stream_tokens", make)
+
+
 # ---- updates and gradients ------------------------------------------------------------------------
 
 
@@ -262,5 +276,8 @@ FIXES: dict[str, Fix] = {
         _alibi_cache,
     ),
     "rpe_cache": Fix("T5's bias is wrong with a key/value cache", _rpe_cache),
+    "cache_between_prompts": Fix(
+        "generation attends to the prompts before this one", _cache_between_prompts
+    ),
     "rpe_pipeline": Fix("pipeline stages train different copies of T5's bias"),
 }

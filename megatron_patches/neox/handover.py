@@ -12,12 +12,14 @@ from megatron_patches.config import Batch, Config, dump, from_mapping
 FILE = "neox.yml"
 
 
-def neox_config(config: Config, batch: Batch, processes: int, cpu: bool) -> Config:
+def neox_config(config: Config, batch: Batch, processes: int, *, cpu: bool, port: int) -> Config:
     """The same run with everything written out that NeoX would otherwise guess differently.
 
     Args:
         batch: of the whole run; NeoX divides by the processes that it believes to see.
         processes: over all hosts, for runs on the CPU, where NeoX counts GPUs.
+        cpu: gloo and no GPU.
+        port: where the processes meet; NeoX's default is the same for all runs of a host.
     """
     values: dict[str, Any] = yaml.safe_load(dump(config))
     folder = config.save_dir
@@ -35,6 +37,7 @@ def neox_config(config: Config, batch: Batch, processes: int, cpu: bool) -> Conf
         train_batch_size=batch.global_,
         train_micro_batch_size_per_gpu=batch.micro,
         gradient_accumulation_steps=batch.accumulation,
+        master_port=port,
     )
     if cpu:
         values.update(distributed_backend="gloo", num_gpus=processes)

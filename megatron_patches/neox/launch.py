@@ -21,10 +21,13 @@ NEEDED = ("requests", "pybind11", "sentencepiece", "transformers", "tokenizers")
 EXPORTED = (VARIABLE, FIXES_OFF, "DS_ACCELERATOR", "PYTHONPATH", "OMP_")
 
 
-def launch(arguments: Sequence[str], *, fixes_off: Iterable[str] = ()) -> None:
+def launch(
+    arguments: Sequence[str], *, fixes_off: Iterable[str] = (), dry_run: bool = False
+) -> None:
     """Run the checkout's deepy.py with `arguments`: WORKER.py [-d DIR] CONFIG.yml ...
 
-    WORKER.py is train.py, eval.py or generate.py. Returns when the workers are done.
+    WORKER.py is train.py, eval.py or generate.py. Returns when the workers are done; with `dry_run`
+    when NeoX has accepted the configuration.
 
     Raises:
         ConfigError: no checkout, missing packages, an unknown worker, a moved seam.
@@ -44,6 +47,11 @@ def launch(arguments: Sequence[str], *, fixes_off: Iterable[str] = ()) -> None:
     import deepspeed.launcher.runner as runner
 
     runner.EXPORT_ENVS.extend(name for name in EXPORTED if name not in runner.EXPORT_ENVS)
+    if dry_run:
+        from megatron.neox_arguments import NeoXArgs
+
+        NeoXArgs.consume_deepy_args([str(script), *rest]).get_deepspeed_main_args()
+        return
     deepy = runpy.run_path(str(installed.checkout.home / "deepy.py"), run_name="deepy")
     deepy["main"]([str(script), *rest])
 

@@ -6,12 +6,18 @@ from collections.abc import Iterator
 from typing import Any
 
 from megatron_patches import positions
+from megatron_patches.config.keys_model import attention_types
 from megatron_patches.positions import PositionMethod
 
 GLOBAL = "global"
 HINT = "write attention_config: [[[attend], all]], which carries every method"
 # What NeoX's flash branch hands to the kernel: this method's slopes, and rotated queries and keys.
 FLASH_CARRIES = frozenset({"alibi"})
+
+
+def kinds_of(args: Any) -> set[str]:
+    """The attention types of the layers, before and after NeoX has written the list out."""
+    return attention_types(args.attention_config) or {GLOBAL}
 
 
 def problems(args: Any, ours: str | None, native: frozenset[str]) -> list[str]:
@@ -32,7 +38,7 @@ def problems(args: Any, ours: str | None, native: frozenset[str]) -> list[str]:
 
 
 def _attention_types(args: Any, method: type[PositionMethod], ours: str | None) -> Iterator[str]:
-    for kind in sorted(set(args.attention_config)):
+    for kind in sorted(kinds_of(args)):
         if kind == "attend":
             continue
         if kind == GLOBAL:
@@ -50,7 +56,7 @@ def _transforms(method: type[PositionMethod]) -> bool:
 
 
 def _score_scaling(args: Any) -> Iterator[str]:
-    if args.apply_query_key_layer_scaling and GLOBAL in set(args.attention_config):
+    if args.apply_query_key_layer_scaling and GLOBAL in kinds_of(args):
         yield (
             "apply_query_key_layer_scaling: it multiplies the bias of each layer by the layer's number;"
             f" set it to false, or {HINT}"
@@ -59,7 +65,7 @@ def _score_scaling(args: Any) -> Iterator[str]:
 
 def _own_attention(args: Any) -> Iterator[str]:
     """What layers of type `attend` cannot do."""
-    if "attend" not in set(args.attention_config):
+    if "attend" not in kinds_of(args):
         if args.attention_impl != "auto":
             yield (
                 f"attention_impl {args.attention_impl}: only layers of type `attend` read it; "

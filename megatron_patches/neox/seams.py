@@ -269,6 +269,14 @@ SEAMS = (
         "refuses to run without a GPU",
         _p("neox_args allow_no_cuda"),
     ),
+    Seam(
+        "megatron/text_generation_utils.py",
+        "stream_tokens",
+        "starts from an empty cache",
+        _p("neox_args model context_tokens"),
+    ),
+    Seam(MODEL, "GPT2ModelPipe.clear_cache", "empties the cache", _p("self")),
+    Seam("megatron/model/utils.py", "SequentialWrapper.clear_cache", "empties it", _p("self")),
     Seam("megatron/mpu/initialize.py", "get_pipe_parallel_group", "ties stages", ()),
     Seam("megatron/mpu/initialize.py", "get_model_parallel_rank", "owns a range of heads", ()),
 )

@@ -133,7 +133,8 @@ class Record:
         path = Path(settings.save) / "log.jsonl"
         if self.path != path:
             path.parent.mkdir(parents=True, exist_ok=True)
-            forget_after(path, int(numbers["iteration"]) - 1)
+            # A validation before any step: the run had ended here, and its last step stays.
+            forget_after(path, int(numbers["iteration"]) - ("lm_loss" in numbers))
             self.path = path
         append(path, numbers)
 

@@ -21,7 +21,16 @@ if TYPE_CHECKING:
     from megatron_patches.positions._base import PositionMethod
     from megatron_patches.positions._geometry import Geometry
 
-__all__ = ["Geometry", "PositionMethod", "aliases", "build", "method_class", "names", "options", "resolve"]
+__all__ = [
+    "Geometry",
+    "PositionMethod",
+    "aliases",
+    "build",
+    "method_class",
+    "names",
+    "options",
+    "resolve",
+]
 
 
 def __getattr__(attribute: str) -> Any:

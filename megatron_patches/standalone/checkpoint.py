@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from megatron_patches.config import (
+    FUNCTION,
     Config,
     ConfigError,
     check_standalone,
@@ -35,6 +36,7 @@ from megatron_patches.standalone.weights import (
 
 __all__ = [
     "CheckpointError",
+    "check_start",
     "load_model",
     "load_weights",
     "read_config",
@@ -68,6 +70,24 @@ def read_config(path: str | Path, config: Config | Mapping[str, Any] | str | Pat
     if problems:
         raise ConfigError(f"{path} holds another model: " + "; ".join(problems[:5]))
     return config
+
+
+def check_start(path: str | Path, config: Config) -> None:
+    """Raises ConfigError where weights to start from belong to another method or another shape.
+
+    A log kernel and a power kernel store parameters of equal names and shapes, and heads leave no trace
+    in the shape of most weights: only the configuration beside them tells.
+    """
+    try:
+        trained = load_run_config(path)
+    except ConfigError:
+        return  # weights alone; names and shapes are compared when they are loaded
+    problems = contradictions(trained, config, FUNCTION)
+    if problems:
+        raise ConfigError(
+            f"{path} holds weights of another model: {'; '.join(problems[:5])}; "
+            "start from a checkpoint of this model, or change these keys"
+        )
 
 
 def load_weights(model: GPT, path: str | Path) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from data_prep.indexed import IndexedDataset
 from megatron_patches.config import Batch, Config, ConfigError, config_sha
 from megatron_patches.standalone import provenance
+from megatron_patches.standalone.checkpoint import check_start
 from megatron_patches.standalone.data import sources
 from megatron_patches.standalone.safety import check_untrusted
 
@@ -39,5 +40,6 @@ def begin_neox_run(config: Config, batch: Batch, processes: int, commit: str) ->
         provenance.check_same_run(folder, now, config.zero_stage)
         check_untrusted(folder)
     elif config.load:
+        check_start(config.load, config)
         check_untrusted(config.load)
     provenance.write_json(folder / "run.json", now)

@@ -105,8 +105,9 @@ class Trainer:
     def _load_first_weights(self) -> None:
         if config_load := self.config.load:
             step = self.config.iteration
-            tail = () if step is None else (f"global_step{step}",)
-            checkpoint.load_weights(self.model, Path(config_load, *tail))
+            source = Path(config_load, *(() if step is None else (f"global_step{step}",)))
+            checkpoint.check_start(source, self.config)
+            checkpoint.load_weights(self.model, source)
         elif not (self.folder / "latest").is_file():
             raise ConfigError(
                 f"{self.config.place('finetune')} needs `load`: weights to start from"

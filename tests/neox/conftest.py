@@ -46,6 +46,12 @@ def clean() -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def neox(clean: None) -> Installed:
+    """The stub with everything that a worker gets, for one test."""
+    return install(home=STUB)
+
+
 @pytest.fixture(scope="module")
 def parsing() -> Iterator[Installed]:
     """The stub with what a launcher gets, for all tests of a module; they leave it as it is."""
@@ -61,8 +67,8 @@ def worker() -> Iterator[Installed]:
 
 
 @pytest.fixture
-def neox(worker: Installed) -> Iterator[Installed]:
-    """The worker's stub; where this process stands among the ranks is forgotten after each test."""
+def shared(worker: Installed) -> Iterator[Installed]:
+    """As `worker`; where this process stands among the ranks is forgotten after each test."""
     from megatron import mpu
 
     mpu.place()

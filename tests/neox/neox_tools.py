@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from megatron_patches import positions
+from megatron_patches.neox import position
 from megatron_patches.positions import PositionMethod, method_class
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -53,6 +54,38 @@ def make_args(**changes: Any) -> Any:
         "train_batch_size": 4,
     }
     return NeoXArgs.from_dict(values | changes)
+
+
+def make_model(name: str, **changes: Any) -> Any:
+    """The stub's model; tensor-parallel place and size are those of its `mpu`."""
+    from megatron.model.gpt2_model import GPT2ModelPipe
+
+    return GPT2ModelPipe(make_args(pos_emb=name, **changes))
+
+
+class Engine:
+    """What the loop takes from DeepSpeed's engine."""
+
+    def __init__(self, module: Any) -> None:
+        self.module = module
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        length = x.shape[1]
+        hidden = ~torch.ones(1, 1, length, length, dtype=torch.bool).tril()
+        return self.module((x, hidden)).square().mean()
+
+    def get_global_grad_norm(self) -> float | None:
+        return 2.5
+
+
+def make_method(name: str, **changes: Any) -> PositionMethod:
+    """The method as the patches put it into the attention."""
+    args = make_args(pos_emb=name, **changes)
+    return position.in_attention(position.make(args, name), args)
+
+
+def gradients(method: PositionMethod) -> dict[str, Tensor]:
+    return {name: p.grad.double() for name, p in method.named_parameters() if p.grad is not None}
 
 
 def random(*sizes: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:

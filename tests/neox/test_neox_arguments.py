@@ -70,6 +70,13 @@ def test_every_key_of_ours_is_a_field_whose_type_is_checked(key):
         make_args(**common, **{key: object()})
 
 
+def test_comparison_and_text_know_the_fields_of_ours():
+    made, other = make_args(), make_args(position_weight_decay=True)
+    assert made == make_args() != other
+    assert "position_weight_decay=True" in repr(other)
+    assert set(VALUES) <= set(type(made).__match_args__)
+
+
 def test_the_configuration_cannot_leave_out_other_fixes_than_the_launcher():
     with pytest.raises(ValueError, match=f"neox_fixes_off .*the launcher left out .'{LEFT_OUT}'"):
         make_args(neox_fixes_off=["alibi_cache"])

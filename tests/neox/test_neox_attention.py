@@ -29,7 +29,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 # GPT-NeoX shares what is its own among all layers.
 CASES = [(n, v) for n in positions.names() for v in VARIANTS if v != "layer" or n in INSERTED]
 
-pytestmark = pytest.mark.usefixtures("neox")
+pytestmark = pytest.mark.usefixtures("shared")
 
 
 def model(name: str, kinds: Any, *, use_cache: bool = False, **changes: Any) -> Any:
@@ -137,18 +137,6 @@ def test_layers_of_both_types_in_one_model(name):
     torch.testing.assert_close(mixed((x, full)), dense((x, full)), rtol=1e-4, atol=1e-5)
     inside = [hasattr(layer.attention, "attend_inside") for layer in mixed.sequential[:2]]
     assert inside == [True, False]
-
-
-def test_the_mask_is_small_only_where_nobody_reads_it():
-    name = INSERTED[0]
-    shapes = []
-    for kinds in (ATTEND, [[["attend", "global"], 1]], GLOBAL, ATTEND):
-        shapes.append(tuple(mask(model(name, kinds).neox_args).shape))
-    assert shapes == [(1, 1, 1, 1), (1, 1, 12, 12), (1, 1, 12, 12), (1, 1, 1, 1)]
-    from megatron.text_generation_utils import get_attn_mask
-
-    assert get_attn_mask(7, torch.device("cpu"), None).shape == (1, 1, 1, 1)
-    assert not get_attn_mask(7, torch.device("cpu"), None).any()
 
 
 def test_a_named_implementation_runs_or_raises():

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from neox_tools import ADDED, INSERTED, PRODUCT, leaf, make_args, overrides, random
+from neox_tools import (
+    ADDED,
+    INSERTED,
+    PRODUCT,
+    gradients,
+    leaf,
+    make_args,
+    make_method,
+    overrides,
+    random,
+)
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -20,12 +29,7 @@ from megatron_patches.positions import PositionMethod, method_class
 GOLDENS = Path(__file__).resolve().parents[1] / "goldens" / "kernels" / "kernels.safetensors"
 SHAPES = [(12, 12), (5, 12), (1, 12), (1, 1)]
 
-pytestmark = pytest.mark.usefixtures("neox")
-
-
-def make(name: str, **changes: Any) -> PositionMethod:
-    args = make_args(pos_emb=name, **changes)
-    return position.in_attention(position.make(args, name), args)
+pytestmark = pytest.mark.usefixtures("shared")
 
 
 def exact(method: PositionMethod) -> PositionMethod:
@@ -39,10 +43,6 @@ def distances(queries: int, keys: int) -> tuple[Tensor, Tensor]:
     return between.clamp(min=0), between >= 0
 
 
-def gradients(method: PositionMethod) -> dict[str, Tensor]:
-    return {name: p.grad.double() for name, p in method.named_parameters() if p.grad is not None}
-
-
 def assert_gradients(method: PositionMethod, reference: PositionMethod) -> None:
     ours, theirs = gradients(method), gradients(reference)
     assert ours.keys() == theirs.keys() == {name for name, _ in method.named_parameters()}
@@ -53,7 +53,7 @@ def assert_gradients(method: PositionMethod, reference: PositionMethod) -> None:
 @pytest.mark.parametrize(("queries", "keys"), SHAPES)
 @pytest.mark.parametrize("name", ADDED)
 def test_what_is_added_to_the_scores(name, queries, keys):
-    method = make(name)
+    method = make_method(name)
     reference = exact(method)
     distance, visible = distances(queries, keys)
     out = method(queries, keys)
@@ -71,7 +71,7 @@ def test_what_is_added_to_the_scores(name, queries, keys):
 @pytest.mark.parametrize(("queries", "keys"), SHAPES)
 @pytest.mark.parametrize("name", PRODUCT)
 def test_what_becomes_of_the_scores(name, queries, keys, dtype):
-    method = make(name)
+    method = make_method(name)
     reference = exact(method)
     distance, visible = distances(queries, keys)
     scores = leaf(random(2, 4, queries, keys, dtype=dtype))
@@ -96,7 +96,7 @@ def test_what_becomes_of_the_scores(name, queries, keys, dtype):
 @pytest.mark.parametrize("name", INSERTED)
 def test_scores_in_bfloat16_are_rounded_once(name):
     """bfloat16 holds 257 as 256: the distance, and what is made of it, must not be rounded first."""
-    method, length = make(name), 512
+    method, length = make_method(name), 512
     distance, _ = distances(1, length)
     reference = exact(method)
     if name in PRODUCT:
@@ -150,23 +150,23 @@ def test_nothing_to_add(name):
 def test_as_published_takes_the_models_dtype(name):
     if "as_published" not in method_class(name).precisions:
         with pytest.raises(ValueError, match=f"{name} has no precision"):
-            make(name, position_precision="as_published", precision="bfloat16")
+            make_method(name, position_precision="as_published", precision="bfloat16")
         return
-    method = make(name, position_precision="as_published", precision="bfloat16")
+    method = make_method(name, position_precision="as_published", precision="bfloat16")
     assert method.published_dtype == torch.bfloat16
-    assert make(name, precision="bfloat16").published_dtype is None
+    assert make_method(name, precision="bfloat16").published_dtype is None
 
 
 def test_options_from_the_arguments():
     name = next(n for n in INSERTED if "init" in positions.options(n))
-    written = make(name, position_init="alibi")
-    same = make(name, position_options={"init": "alibi"})
-    published = make(name)
+    written = make_method(name, position_init="alibi")
+    same = make_method(name, position_options={"init": "alibi"})
+    published = make_method(name)
     for key, value in published.state_dict().items():
         assert torch.equal(written.state_dict()[key], same.state_dict()[key])
         assert not torch.equal(written.state_dict()[key], value)
     with pytest.raises(ValueError, match=f"{name} has no option 'initt'; it has .*init"):
-        make(name, position_options={"initt": "alibi"})
+        make_method(name, position_options={"initt": "alibi"})
 
 
 def test_neoxs_own_keys_reach_the_method():
@@ -191,7 +191,7 @@ def test_each_layers_seed_is_its_own():
 
 @pytest.mark.parametrize("name", INSERTED)
 def test_float32_is_restored_after_a_cast_past_the_module(name):
-    method = make(name, precision="bfloat16")
+    method = make_method(name, precision="bfloat16")
     before = {key: p.detach().clone() for key, p in method.named_parameters()}
     for parameter in method.parameters():
         parameter.data = parameter.data.bfloat16()  # as DeepSpeed does it
@@ -204,58 +204,6 @@ def test_float32_is_restored_after_a_cast_past_the_module(name):
     assert all(torch.equal(p, before[key] + 1) for key, p in method.named_parameters())
 
 
-# ---- tensor parallel -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", INSERTED)
-def test_two_ranks_together_are_one(name):
-    from megatron import mpu
-
-    whole = make(name)
-    parts = []
-    for rank in (0, 1):
-        mpu.place(model=(rank, 2))
-        parts.append(make(name))
-    for key, parameter in whole.named_parameters():
-        dimension = whole.head_dim_of[key]
-        assert dimension is not None
-        shards = [part.get_parameter(key) for part in parts]
-        assert torch.equal(torch.cat(shards, dimension), parameter)
-        for each in (parameter, *shards):
-            marks = (each.model_parallel, each.partition_dim, each.partition_stride)
-            assert marks == (True, dimension, 1)
-    upstream = random(4, 5, 12)
-    scores = random(2, 4, 5, 12)
-
-    def outcome(method: PositionMethod, heads: slice) -> tuple[Tensor, dict[str, Tensor]]:
-        out = method(5, 12)
-        if name in PRODUCT:
-            out = position.ScoreHook(method)(scores[:, heads])
-        (out * upstream[heads]).sum().backward()
-        return out, gradients(method)
-
-    out, grads = outcome(whole, slice(0, 4))
-    shards = [outcome(part, slice(2 * i, 2 * i + 2)) for i, part in enumerate(parts)]
-    assert torch.equal(torch.cat([o for o, _ in shards], 1), out)
-    for key, grad in grads.items():
-        joined = torch.cat([g[key] for _, g in shards], whole.head_dim_of[key])
-        torch.testing.assert_close(joined, grad, rtol=1e-6, atol=1e-6)
-
-
-def test_what_every_rank_holds_alike_is_marked_so():
-    class Shared(PositionMethod):
-        name = "shared"
-
-        def __init__(self, geometry):
-            super().__init__(geometry)
-            self.net = torch.nn.Parameter(torch.ones(3))
-            self.head_dim_of["net"] = None
-
-    method = Shared(positions.Geometry(heads=2, head_dim=4, hidden_size=8))
-    position.in_attention(method, make_args())
-    assert (method.net.model_parallel, method.net.partition_dim) == (False, 0)
-
-
 # ---- other people's numbers ----------------------------------------------------------------------
 
 SPELLINGS = ["kerple_log", *sorted(positions.aliases())]
@@ -266,7 +214,7 @@ SPELLINGS = ["kerple_log", *sorted(positions.aliases())]
 def test_the_authors_classes(name, heads):
     golden = load_file(GOLDENS)
     prefix = f"{name}.h{heads}.float32."
-    method = make(name, num_attention_heads=heads, hidden_size=8 * heads)
+    method = make_method(name, num_attention_heads=heads, hidden_size=8 * heads)
     for key, parameter in method.named_parameters():
         parameter.data.copy_(golden[f"{prefix}param.{key}"])
     rows = golden["rows"]

@@ -15,5 +15,5 @@ def main(input_args=None):
     print(json.dumps({"launcher": neox_args.pos_emb}), flush=True)
     exported = {name: os.environ.get(name) for name in deepspeed.launcher.runner.EXPORT_ENVS}
     print(json.dumps({"exported": exported}), flush=True)
-    command = [sys.executable, neox_args.user_script, json.dumps(neox_args.to_dict())]
+    command = [sys.executable, *neox_args.get_deepspeed_main_args()]
     sys.exit(subprocess.run(command).returncode)

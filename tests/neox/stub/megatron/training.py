@@ -1,5 +1,7 @@
 """The loop: one step, validation, and who calls them."""
 
+import torch
+
 from megatron.checkpointing import check_checkpoint_args
 from megatron.data.data_utils import (
     build_train_valid_test_data_loaders,
@@ -29,11 +31,12 @@ def train_step(neox_args, timers, data_iterator, model, optimizer, lr_scheduler)
 
 def evaluate(neox_args, forward_step_fn, data_iterator, model, verbose=False, timers=None):
     total = 0.0
-    for _ in range(neox_args.eval_iters):
-        loss, _ = forward_step_fn(
-            data_iterator=data_iterator, model=model, neox_args=neox_args, timers=timers
-        )
-        total += float(loss)
+    with torch.no_grad():
+        for _ in range(neox_args.eval_iters):
+            loss, _ = forward_step_fn(
+                data_iterator=data_iterator, model=model, neox_args=neox_args, timers=timers
+            )
+            total += float(loss)
     return {"lm_loss": total / neox_args.eval_iters}
 
 

@@ -46,6 +46,10 @@ class GPT2ModelPipe(Pipe):
         self.specs = []
         self.init_specs()
         super().__init__(self.specs)
+        self.cache = []
+
+    def clear_cache(self):
+        self.cache = []
 
     def init_specs(self):
         args = self.neox_args

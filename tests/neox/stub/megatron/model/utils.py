@@ -1,4 +1,4 @@
-"""Which parameters decay."""
+"""Which parameters decay, and the model without pipeline stages."""
 
 
 def get_params_for_weight_decay_optimization(module, neox_args):
@@ -10,3 +10,11 @@ def get_params_for_weight_decay_optimization(module, neox_args):
                 flat = name == "bias" or type(inner).__name__ == "LayerNorm"
                 (rest if flat else decay)["params"].append(parameter)
     return decay, rest
+
+
+class SequentialWrapper:
+    def __init__(self):
+        self.cache = []
+
+    def clear_cache(self):
+        self.cache = []

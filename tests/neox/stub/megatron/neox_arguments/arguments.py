@@ -25,7 +25,7 @@ class NeoXArgs(NeoXArgsDeepspeedConfig, NeoXArgsModel, NeoXArgsTraining):
     def __post_init__(self):
         self.calculate_derived()
         if not self.validate_types():
-            raise ValueError("types cannot be validated")
+            raise ValueError("a value is of another type than its field")
 
     @classmethod
     def from_dict(cls, values):
@@ -39,6 +39,9 @@ class NeoXArgs(NeoXArgsDeepspeedConfig, NeoXArgsModel, NeoXArgsTraining):
             with open(file) as text:
                 values |= json.load(text)
         return cls(**values)
+
+    def get_deepspeed_main_args(self):
+        return [self.user_script, json.dumps(self.to_dict())]
 
     def to_dict(self):
         """What a worker gets: everything that was not left at its default."""

@@ -59,5 +59,5 @@ class NeoXArgsTraining:
     iteration: int = None
     do_train: int = None
     user_script: str = None
-    tensorboard_writer: Any = None
+    tensorboard_writer = None  # set while it runs, no argument
     comet_experiment: Any = None
