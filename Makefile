@@ -4,7 +4,7 @@ PYTHON ?= python3
 RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.complete
 
-.PHONY: setup demo test check lint types bench clean
+.PHONY: setup demo test check lint types bench neox-smoke clean
 
 setup: $(STAMP)
 
@@ -39,6 +39,16 @@ bench: setup
 	$(RUN) scripts/bench_training.py
 	$(RUN) scripts/bench_evaluation.py
 	$(RUN) scripts/bench_model.py
+
+# What a GPT-NeoX checkout needs besides: its tokenizers, and pybind11 for its data helpers.
+$(VENV)/.neox: $(STAMP)
+	$(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[train,dev,neox]'
+	touch $@
+
+# 20 steps of every method in both engines, 1 process to 2, on the CPU: NEOX_HOME names the checkout.
+neox-smoke: $(VENV)/.neox
+	$(RUN) scripts/check_neox.py
+	$(RUN) scripts/neox_smoke.py $(SMOKE)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

@@ -45,6 +45,7 @@ def make_parser() -> argparse.ArgumentParser:
     made.add_argument("--layers", type=int, default=2)
     made.add_argument("--width", type=int, default=768, help="64 a head (768)")
     made.add_argument("--output", type=Path, metavar="FILE", help="append JSON lines")
+    made.add_argument("--show", type=Path, metavar="FILE", help="only print the table of its lines")
     made.add_argument("--child", help=argparse.SUPPRESS)
     return made
 
@@ -216,10 +217,29 @@ def _agree(losses: dict[str, float]) -> None:
         raise RuntimeError(f"the losses differ, so there is nothing to compare: {losses}")
 
 
+CELLS = ("method", "length", "neox_seconds", "attend_seconds", "times_faster")
+CELLS += ("neox_mb", "attend_mb", "times_less_memory")
+
+
+def show(rows: list[dict[str, Any]]) -> str:
+    header = ["method", "length", "NeoX s", "attend s", "times faster"]
+    header += ["NeoX MB", "attend MB", "times less memory"]
+    first = rows[0]
+    title = (
+        f"GPT-NeoX, training step, {first['layers']} layers of {first['width']}, batch 1, fp32, "
+        "one thread, CPU time; peak memory of a step above model and optimizer"
+    )
+    return common.table(title, header, [[row[cell] for cell in CELLS] for row in rows])
+
+
 def main() -> int:
     options = make_parser().parse_args()
     if options.child:
         child(json.loads(options.child))
+        return 0
+    if options.show is not None:
+        lines = [json.loads(line) for line in options.show.read_text(encoding="utf-8").splitlines()]
+        print(show(list({(row["method"], row["length"]): row for row in lines}.values())))
         return 0
     try:
         commit = find().commit
@@ -232,13 +252,10 @@ def main() -> int:
         shutil.copytree(DATA, folder, dirs_exist_ok=True)
         for method in options.methods:
             for length in options.lengths:
-                rows.append(measure(options, method, length, folder))
                 shape = {"layers": options.layers, "width": options.width, "neox_commit": commit}
-                common.append(options.output, [{"benchmark": "neox", **rows[-1], **shape}])
-    header = ["method", "length", "NeoX s", "attend s", "times faster"]
-    header += ["NeoX MB", "attend MB", "times less memory"]
-    title = f"GPT-NeoX, training step, {options.layers} layers of {options.width}, batch 1, fp32"
-    print(common.table(title, header, [list(row.values()) for row in rows]))
+                rows.append({**measure(options, method, length, folder), **shape})
+                common.append(options.output, [{"benchmark": "neox", **rows[-1]}])
+    print(show(rows))
     return 0
 
 

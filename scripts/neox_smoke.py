@@ -107,11 +107,29 @@ def make_parser() -> argparse.ArgumentParser:
     made.add_argument("--methods", nargs="+", choices=names(), default=names(), metavar="METHOD")
     made.add_argument("--steps", type=whole(1), default=20, help="of each run (20)")
     made.add_argument("--output", type=Path, metavar="FILE", help="append a JSON line for each run")
+    made.add_argument("--show", type=Path, metavar="FILE", help="only print the table of its lines")
     made.add_argument("--folder", type=Path, help="keep the runs here; default: a temporary folder")
     return made
 
 
+def show(path: Path) -> str:
+    """The table of the latest run of each cell, and where it comes from."""
+    rows = [json.loads(row) for row in path.read_text(encoding="utf-8").splitlines()]
+    latest = {(row["method"], row["way"]): row for row in rows}
+    about = {
+        name: {row.pop(name) for row in latest.values()} for name in ("neox_commit", "git_sha")
+    }
+    commits = ", ".join(sorted(commit[:8] for commit in about["neox_commit"]))
+    outcomes = [Outcome(**row) for row in latest.values()]
+    return (
+        f"{table(outcomes)}\n\nGPT-NeoX {commits}, this suite {', '.join(sorted(about['git_sha']))}"
+    )
+
+
 def run(options: argparse.Namespace) -> int:
+    if options.show is not None:
+        print(show(options.show))
+        return 0
     checkout = find()
     kept = options.folder
     folder = Path(tempfile.mkdtemp()) if kept is None else kept.resolve()
