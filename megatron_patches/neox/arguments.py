@@ -33,6 +33,7 @@ def apply(patches: Patches, fixes_off: frozenset[str] = frozenset()) -> None:
     global _native
     from megatron.neox_arguments import arguments, neox_args
 
+    patches.add(_forget_native)
     base, top = neox_args.NeoXArgsModel, arguments.NeoXArgs
     own = base.__dataclass_fields__["pos_emb"].type
     _native = frozenset(get_args(own))
@@ -44,6 +45,11 @@ def apply(patches: Patches, fixes_off: frozenset[str] = frozenset()) -> None:
     kinds = neox_args.ATTENTION_TYPE_CHOICES
     kinds.append(ATTEND)
     patches.add(lambda: kinds.remove(ATTEND))
+
+
+def _forget_native() -> None:
+    global _native
+    _native = frozenset()
 
 
 def _extend(patches: Patches, base: Any, top: Any, types: dict[str, Any]) -> None:

@@ -37,12 +37,13 @@ def find(home: str | Path | None = None) -> Checkout:
             f"{VARIABLE}=~/gpt-neox (git clone of EleutherAI/gpt-neox at {KNOWN_COMMITS[0][:8]})"
         )
     path = Path(named).expanduser().resolve()
+    said = str(home) if home else f"{VARIABLE}={named}"
     if not path.is_dir():
-        raise ConfigError(f"{VARIABLE}={named}: no such folder")
+        raise ConfigError(f"{said}: no such folder")
     missing = [name for name in _PROOF if not (path / name).is_file()]
     if missing:
         raise ConfigError(
-            f"{VARIABLE}={named}: not a GPT-NeoX checkout, it has no {', '.join(missing)}; "
+            f"{said}: not a GPT-NeoX checkout, it has no {', '.join(missing)}; "
             "name the folder that holds deepy.py and megatron/"
         )
     return Checkout(path, commit_of(path))

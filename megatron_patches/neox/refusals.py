@@ -89,7 +89,8 @@ def _own_keys(args: Any, ours: str | None) -> Iterator[str]:
             yield f"{key} {getattr(args, key)}: GPT-NeoX's own {args.pos_emb} has no such choice"
     if ours is None and args.position_options:
         yield f"position_options: GPT-NeoX's own {args.pos_emb} takes none"
-    if args.seq_length_val is not None:
+    # NeoX checks types after this; what is no number is its to refuse.
+    if isinstance(args.seq_length_val, int):
         tiny = positions.build(
             args.pos_emb,
             heads=1,

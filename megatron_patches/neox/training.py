@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -114,14 +115,19 @@ class Record:
         return evaluate
 
     def evaluate_and_print_results(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def evaluate_and_print_results(
-            neox_args: Any, prefix: Any, *args: Any, chart_name: str = "validation", **kwargs: Any
-        ) -> Any:
-            out = original(neox_args, prefix, *args, chart_name=chart_name, **kwargs)
-            iteration = kwargs["iteration"] if "iteration" in kwargs else args[3]
+        signature = inspect.signature(original)
+
+        def evaluate_and_print_results(*args: Any, **kwargs: Any) -> Any:
+            out = original(*args, **kwargs)
+            called = signature.bind(*args, **kwargs)
+            called.apply_defaults()
+            settings, name = called.arguments["neox_args"], called.arguments["chart_name"]
             if torch.distributed.get_rank() == 0 and "lm_loss" in self.results:
-                loss = float(self.results["lm_loss"])
-                self._write(neox_args, {"iteration": iteration, f"{chart_name}_loss": loss})
+                numbers = {
+                    "iteration": called.arguments["iteration"],
+                    f"{name}_loss": float(self.results["lm_loss"]),
+                }
+                self._write(settings, numbers)
             return out
 
         return evaluate_and_print_results

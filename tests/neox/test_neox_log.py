@@ -32,9 +32,14 @@ class Run:
         self.step = record.train_step(lambda *_, **__: ({"lm_loss": self.loss}, 0))
         self.log = record.training_log(lambda *_, **__: "flag")
         self.evaluate = record.evaluate(lambda **_: {"lm_loss": self.loss})
-        self.validate = record.evaluate_and_print_results(
-            lambda *_, **__: self.evaluate(neox_args=self.args)
-        )
+
+        def neox(
+            neox_args: Any, prefix: Any, step_func: Any, data: Any, model: Any, iteration: int,
+            verbose: bool = False, timers: Any = None, chart_name: str = "validation",
+        ) -> None:  # fmt: skip
+            self.evaluate(neox_args=neox_args)
+
+        self.validate = record.evaluate_and_print_results(neox)
 
     def train(self, *steps: int) -> None:
         engine = Engine(self.made)
