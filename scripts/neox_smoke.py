@@ -31,7 +31,7 @@ from megatron_patches.standalone.arguments import guarded, parser, whole  # noqa
 from megatron_patches.standalone.provenance import git_sha  # noqa: E402
 
 DATA = ROOT / "tests" / "goldens" / "neox_data"
-TOLERANCE = 1e-5  # of each step's loss, relative; all arithmetic is float32
+TOLERANCE = 1e-5  # relative, of each step's loss and gradient norm; all arithmetic is float32
 BASE: dict[str, Any] = {
     "num_layers": 2,
     "hidden_size": 64,
@@ -84,7 +84,8 @@ WAYS = (
 
 @dataclass
 class Outcome:
-    """What one run gave; `difference` is the largest one of its losses, relative to standalone."""
+    """What one run gave; `difference` is the largest one, relative to standalone, over the losses and
+    gradient norms of all steps and the validation losses."""
 
     method: str
     way: str
@@ -215,9 +216,10 @@ def train(way: Way, keys: dict[str, Any], folder: Path) -> tuple[Outcome, list[f
         return outcome, []
     rows = [json.loads(row) for row in (save / "log.jsonl").read_text().splitlines()]
     losses = [row["lm_loss"] for row in rows if "lm_loss" in row]
+    norms = [row["gradient_norm"] for row in rows if "lm_loss" in row]
     validations = [row["validation_loss"] for row in rows if "validation_loss" in row]
     outcome.loss, outcome.validation = losses[-1], validations[0] if validations else None
-    return outcome, losses + validations[:2]
+    return outcome, [*losses, *norms, *validations[:2]]
 
 
 def last_error(text: str) -> str:

@@ -219,7 +219,8 @@ def _pipeline_clipping(patches: Patches) -> None:
     from deepspeed.runtime.pipe.engine import PipelineEngine
 
     def clip_fp32_gradients(self: Any) -> None:
-        clip_over_stages(self.module.parameters(), self.gradient_clipping(), self.grid)
+        norm = clip_over_stages(self.module.parameters(), self.gradient_clipping(), self.grid)
+        self._global_grad_norm = norm
 
     patches.set(PipelineEngine, "clip_fp32_gradients", clip_fp32_gradients)
 

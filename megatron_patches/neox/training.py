@@ -18,10 +18,12 @@ GROUP = "position_params"
 
 
 def apply(patches: Patches) -> None:
+    import deepspeed.runtime.engine as engine
     from megatron import logging, training
     from megatron.model import utils
 
     record = Record()
+    patches.wrap(engine, "clip_grad_norm_", record.clip_grad_norm_)
     patches.wrap(utils, "get_params_for_weight_decay_optimization", _parameter_groups)
     patches.wrap(training, "train_step", record.train_step)
     patches.wrap(logging, "training_log", record.training_log)
@@ -55,6 +57,15 @@ class Record:
         self.losses: list[torch.Tensor] = []
         self.results: dict[str, Any] = {}
         self.path: Path | None = None
+        self.norm: Any = None
+
+    def clip_grad_norm_(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def clip_grad_norm_(*args: Any, **kwargs: Any) -> Any:
+            """In float32 at ZeRO 0 DeepSpeed forgets the norm by which it clips."""
+            self.norm = original(*args, **kwargs)
+            return self.norm
+
+        return clip_grad_norm_
 
     def train_step(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def train_step(*args: Any, **kwargs: Any) -> Any:
@@ -94,7 +105,8 @@ class Record:
             print(f" iteration {iteration} | {told}", flush=True)
         for key, value in numbers.items():
             _track(settings, key, value, iteration)
-        norm = model.get_global_grad_norm()  # None where DeepSpeed does not keep it
+        norm = model.get_global_grad_norm()
+        norm, self.norm = self.norm if norm is None else norm, None
         self._write(
             settings,
             {
