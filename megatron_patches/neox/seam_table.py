@@ -255,6 +255,14 @@ SEAMS = (
         _p("neox_args checkpoint_args"),
     ),
     Seam(
+        "megatron/checkpointing.py",
+        "save_ds_checkpoint",
+        "whole weights are written after it",
+        _p("iteration model neox_args"),
+        ("get_checkpoint_tag(iteration)",),
+    ),
+    Seam("megatron/checkpointing.py", "get_checkpoint_tag", "names the folder", _p("iteration")),
+    Seam(
         "megatron/initialize.py",
         "initialize_megatron",
         "refuses to run without a GPU",

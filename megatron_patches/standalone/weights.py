@@ -133,7 +133,14 @@ def read_shards(folder: Path) -> list[State]:
                 raise CheckpointError(f"{file}: has no weights (its entry `module` is empty)")
             shards[rank] = _tensors(file, module)
     else:
-        raise CheckpointError(f"{folder}: holds no mp_rank_* or layer_* files")
+        sliced = any(folder.glob("zero_pp_rank_*"))
+        hint = (
+            "; ZeRO 3 left slices of the weights there: put them together with the zero_to_fp32.py that "
+            "DeepSpeed writes beside them"
+        )
+        raise CheckpointError(
+            f"{folder}: holds no mp_rank_* or layer_* files{hint if sliced else ''}"
+        )
     if sorted(shards) != list(range(len(shards))):
         raise CheckpointError(f"{folder}: shards {sorted(shards)} are there, one is missing")
     return [_translated(shards[rank]) for rank in sorted(shards)]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from neox_tools import INSERTED, NATIVE, STUB, leaf, make_args, random
 
-from megatron_patches.neox import fixes, install
+from megatron_patches.neox import fixes_model, install
 
 
 @pytest.mark.parametrize("off", [False, True])
@@ -97,13 +97,13 @@ def test_clipping_over_stages_and_shards(monkeypatch, limit):
 
     monkeypatch.setattr("torch.distributed.all_reduce", collect)
     for stage, shard in places:
-        fixes.clip_over_stages(rank_of(whole, stage, shard), float("inf"), Grid(shard))
+        fixes_model.clip_over_stages(rank_of(whole, stage, shard), float("inf"), Grid(shard))
     monkeypatch.setattr(
         "torch.distributed.all_reduce", lambda total, group: total.copy_(torch.stack(sums).sum())
     )
     for stage, shard in places:
         held = rank_of(whole, stage, shard)
-        found = fixes.clip_over_stages(held, limit, Grid(shard))
+        found = fixes_model.clip_over_stages(held, limit, Grid(shard))
         assert found == pytest.approx(norm, rel=1e-6)
         for parameter, expected in zip(held, rank_of(clipped, stage, shard), strict=True):
             if expected.grad is not None:
@@ -128,7 +128,7 @@ def test_deepspeeds_pipeline_clips_that_way(neox, monkeypatch):
 def test_a_stage_without_gradients_still_takes_part(monkeypatch):
     asked = []
     monkeypatch.setattr("torch.distributed.all_reduce", lambda total, group: asked.append(group))
-    assert fixes.clip_over_stages([torch.nn.Parameter(torch.ones(2))], 1.0, Grid(0)) == 0.0
+    assert fixes_model.clip_over_stages([torch.nn.Parameter(torch.ones(2))], 1.0, Grid(0)) == 0.0
     assert len(asked) == 1
 
 

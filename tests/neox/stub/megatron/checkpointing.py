@@ -4,3 +4,11 @@
 def check_checkpoint_args(neox_args, checkpoint_args):
     for key, value in checkpoint_args.items():
         assert getattr(neox_args, key) == value, key
+
+
+def get_checkpoint_tag(iteration):
+    return f"global_step{iteration}"
+
+
+def save_ds_checkpoint(iteration, model, neox_args):
+    model.save_checkpoint(neox_args.save, tag=get_checkpoint_tag(iteration))
