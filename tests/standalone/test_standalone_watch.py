@@ -11,6 +11,7 @@ import standalone_tools as tools
 
 from megatron_patches.standalone import watch
 from megatron_patches.standalone.train import train
+from megatron_patches.training import log
 
 BOTH = {"use_wandb": True, "tensorboard_dir": "tensorboard"}
 
@@ -138,5 +139,5 @@ def test_a_log_cut_by_an_interruption(tmp_path):
     path = tmp_path / "log.jsonl"
     rows = [{"iteration": n, "lm_loss": 1.0} for n in (1, 2, 3, 4)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"iteration": 5, "lm_')
-    watch._forget_after(path, 3)
+    log.forget_after(path, 3)
     assert [json.loads(line) for line in path.read_text().splitlines()] == rows[:3]
