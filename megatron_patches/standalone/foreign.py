@@ -42,4 +42,5 @@ def begin_neox_run(config: Config, batch: Batch, processes: int, commit: str) ->
     elif config.load:
         check_start(config.load, config)
         check_untrusted(config.load)
+    folder.mkdir(parents=True, exist_ok=True)
     provenance.write_json(folder / "run.json", now)

@@ -112,10 +112,6 @@ def test_the_worker_is_one_of_three(file, capsys):
         assert "the workers are train.py, eval.py, generate.py" in capsys.readouterr().err
 
 
-def test_the_other_engine_is_not_there_yet(refusal):
-    assert "neox" in refusal("--engine", "neox")
-
-
 def test_every_problem_of_the_files_is_told(refusal, file):
     add(file, hiden_size=3)
     shown = refusal("--set", "train_iters=many", "--set", "hidden_dropout=0.1")
