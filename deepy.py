@@ -31,6 +31,7 @@ from megatron_patches.standalone.arguments import add_config_arguments, guarded,
 
 ROOT = Path(__file__).resolve().parent
 WORKERS = ("train.py", "eval.py", "generate.py")
+JOB_HOSTFILE = Path("/job/hostfile")  # DeepSpeed's and GPT-NeoX's default
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -76,8 +77,13 @@ def launch_neox(options: argparse.Namespace, config: Config, hosts: dict[str, in
     from megatron_patches import neox
     from megatron_patches.neox import handover
     from megatron_patches.standalone.foreign import begin_neox_run
+    from megatron_patches.standalone.provenance import locked
     from megatron_patches.standalone.runtime import use_cpu
 
+    if hosts is None and JOB_HOSTFILE.exists():
+        raise ConfigError(
+            f"GPT-NeoX reads {JOB_HOSTFILE}: name it as `hostfile`, so that both count the same hosts"
+        )
     if on_slurm(config, hosts):
         raise ConfigError(
             f"{config.place('launcher')} slurm: GPT-NeoX's launcher needs a `hostfile` for it"
@@ -101,10 +107,11 @@ def launch_neox(options: argparse.Namespace, config: Config, hosts: dict[str, in
         if done.returncode == 0:
             print(f"GPT-NeoX at {checkout.commit[:12]} accepts this, {processes} process(es)")
         return done.returncode
-    write_resolved(config, "train.py")
-    begin_neox_run(config, batch, processes, checkout.commit)
-    file = handover.write(handed, config.save_dir)
-    code = subprocess.run([*command, "train.py", str(file)], env=_importable()).returncode
+    with locked(config.save_dir):
+        write_resolved(config, "train.py")
+        begin_neox_run(config, batch, processes, checkout.commit)
+        file = handover.write(handed, config.save_dir)
+        code = subprocess.run([*command, "train.py", str(file)], env=_importable()).returncode
     return code if code in (0, 1, 2) else 1
 
 

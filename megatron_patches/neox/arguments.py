@@ -15,7 +15,7 @@ from megatron_patches.config import ConfigError
 from megatron_patches.config.keys_own import Own
 from megatron_patches.neox.patches import Patches
 from megatron_patches.neox.position import SLOT
-from megatron_patches.neox.refusals import kinds_of, problems
+from megatron_patches.neox.refusals import GLOBAL, kinds_of, problems
 
 # Layers of this type attend with `megatron_patches.attention.attend`: linear memory, any method.
 ATTEND = "attend"
@@ -90,6 +90,8 @@ def plain_type(annotation: Any) -> Any:
 def _calculate_derived(
     fixes_off: frozenset[str], original: Callable[..., None]
 ) -> Callable[..., None]:
+    from megatron.neox_arguments import arguments
+
     def calculate_derived(self: Any) -> None:
         asked = frozenset(self.neox_fixes_off or ())
         if asked and asked != fixes_off:
@@ -111,7 +113,16 @@ def _calculate_derived(
             raise ConfigError(
                 "this configuration would lose its position method:\n  " + "\n  ".join(found)
             )
+        kinds = self.attention_config
+        if ATTEND in kinds_of(self):
+            # NeoX's rules for its own types (grouped queries) would refuse a type they do not know.
+            self.attention_config = [
+                GLOBAL if kind == ATTEND else kind
+                for kind in arguments.expand_attention_types(kinds, self.num_layers)
+            ]
         original(self)
+        if kinds is not None:
+            self.attention_config = arguments.expand_attention_types(kinds, self.num_layers)
 
     return calculate_derived
 

@@ -76,7 +76,7 @@ class Layers:
             kind = settings.attention_config[bound["layer_number"]]
             self.kinds |= set(settings.attention_config)
             bound["neox_args"] = self._as_neox_knows(settings)
-            original(**{("self" if k == "self" else k): v for k, v in bound.items()})
+            original(**bound)
             self._equip(layer, settings, kind)
 
         return __init__

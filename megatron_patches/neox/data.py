@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from megatron_patches.config import ConfigError
 from megatron_patches.neox.patches import Patches
 
 ARRAYS = ("doc_idx", "sample_idx", "shuffle_idx")
@@ -129,7 +130,7 @@ def fresh_index_maps(original: Callable[..., Any]) -> Callable[..., Any]:
         base += "_ac" if allow_chopped else ""
         local = int(os.environ.get("LOCAL_RANK", "0")) == 0
         if local if not use_shared_fs else torch.distributed.get_rank() == 0:
-            drop_stale(Path(base), stamp(documents, sizes))
+            drop_stale(Path(base), documents, sizes, seq_length)
         return original(
             name,
             data_prefix,
@@ -155,8 +156,8 @@ def stamp(documents: Any, sizes: Any) -> str:
     return digest.hexdigest()[:16]
 
 
-def drop_stale(base: Path, wanted: str) -> None:
-    """Remove the maps `<base>_*.npy` unless their stamp is `wanted`, and write the stamp for the next.
+def drop_stale(base: Path, documents: Any, sizes: Any, seq_length: int) -> None:
+    """Remove the maps `<base>_*.npy` unless they fit these documents, and stamp what is kept or made.
 
     The stamp is written first: maps that an interrupted run leaves half written are told by their
     absence, since NeoX builds all three again when one is missing.
@@ -167,12 +168,43 @@ def drop_stale(base: Path, wanted: str) -> None:
         found = json.loads(mark.read_text(encoding="utf-8")).get("documents")
     except (OSError, ValueError, AttributeError):
         found = None
-    existing = [path for path in maps if path.exists()]
-    if found == wanted and len(existing) == len(maps):
+    wanted, existing = stamp(documents, sizes), [path for path in maps if path.exists()]
+    whole = len(existing) == len(maps)
+    if whole and found == wanted:
         return
-    if existing:
-        why = "of other documents" if found else "of unknown documents"
-        print(f" > {base.name}: index maps {why}, building them again", flush=True)
-    for path in existing:
-        path.unlink()
-    mark.write_text(json.dumps({"documents": wanted}) + "\n", encoding="utf-8")
+    try:
+        if not (whole and found is None and fits(maps, documents, sizes, seq_length)):
+            if existing:
+                whose = "other" if found else "unknown"
+                print(
+                    f" > {base.name}: index maps of {whose} documents, building them again",
+                    flush=True,
+                )
+            for path in existing:
+                path.unlink()
+        mark.write_text(json.dumps({"documents": wanted}) + "\n", encoding="utf-8")
+    except PermissionError as error:
+        if any(path.exists() for path in maps) and not fits(maps, documents, sizes, seq_length):
+            raise ConfigError(
+                f"{error.filename} belongs to other documents and cannot be replaced: make the "
+                "folder writable, or put the data elsewhere"
+            ) from error
+
+
+def fits(maps: list[Path], documents: Any, sizes: Any, seq_length: int) -> bool:
+    """Whether maps without a stamp, which plain NeoX built, list these documents and their lengths."""
+    import numpy as np
+
+    try:
+        order, samples = (np.load(path, mmap_mode="r") for path in maps[:2])
+        counts = np.unique(order, return_counts=True)
+    except (OSError, ValueError):
+        return False
+    if not np.array_equal(counts[0], np.sort(documents)) or counts[1].min() != counts[1].max():
+        return False
+    if samples.ndim != 2 or samples.shape[1] != 2 or not len(samples):
+        return False
+    # NeoX's last entry says where the last sample ends: all tokens before it, one sample after another.
+    last, offset = (int(number) for number in samples[-1])
+    tokens = int(sizes[order[:last]].sum(dtype=np.int64)) + offset
+    return tokens == (len(samples) - 1) * seq_length

@@ -63,5 +63,8 @@ FIXES: dict[str, Fix] = {
     "cache_between_prompts": Fix(
         "generation attends to the prompts before this one", model.cache_between_prompts
     ),
+    "sliding_window": Fix(
+        "without pipeline stages `sliding_window_width` has no effect", model.sliding_window
+    ),
     "rpe_pipeline": Fix("pipeline stages train different copies of T5's bias"),
 }

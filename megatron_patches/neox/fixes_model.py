@@ -71,6 +71,24 @@ def cache_between_prompts(patches: Patches) -> None:
     patches.wrap(text_generation_utils, "stream_tokens", make)
 
 
+def sliding_window(patches: Patches) -> None:
+    """Without pipeline stages the mask is made again without `sliding_window_width`."""
+    from megatron import training, utils
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def get_batch_sequential(forward_input: Any, neox_args: Any) -> Any:
+            tokens, positions, mask = original(forward_input, neox_args)
+            if neox_args.sliding_window_width is not None:
+                mask = utils.get_attn_mask(
+                    tokens.shape[1], tokens.device, neox_args.sliding_window_width
+                )
+            return tokens, positions, mask
+
+        return get_batch_sequential
+
+    patches.wrap(training, "get_batch_sequential", make)
+
+
 # ---- updates and gradients -----------------------------------------------------------------------
 
 

@@ -17,7 +17,7 @@ def neox_config(config: Config, batch: Batch, processes: int, *, cpu: bool, port
 
     Args:
         batch: of the whole run; NeoX divides by the processes that it believes to see.
-        processes: over all hosts, for runs on the CPU, where NeoX counts GPUs.
+        processes: of this host, for runs on the CPU, where NeoX counts GPUs.
         cpu: gloo and no GPU.
         port: where the processes meet; NeoX's default is the same for all runs of a host.
     """
@@ -29,7 +29,14 @@ def neox_config(config: Config, batch: Batch, processes: int, *, cpu: bool, port
         values.pop("iteration", None)
     if config.checkpoint_factor is not None or config.extra_save_iters is not None:
         values["save"] = str(folder)
+    elif config.load and _is_step(Path(config.load)):
+        # NeoX takes the run's folder and the number apart.
+        step = Path(config.load)
+        values.update(load=str(step.parent), iteration=int(step.name.removeprefix("global_step")))
     values["precision"] = config.effective_precision
+    # NeoX stops, or trains nothing, where these are missing; ours have defaults.
+    values["optimizer"] = config.optimizer.model_dump(mode="json")
+    values["zero_optimization"] = {"stage": 0, **(config.zero_optimization or {})}
     if config.effective_precision != "fp16":
         # NeoX reads `fp16: {enabled: true, type: bfloat16}` of older files as fp16.
         values.pop("fp16", None)
@@ -40,8 +47,14 @@ def neox_config(config: Config, batch: Batch, processes: int, *, cpu: bool, port
         master_port=port,
     )
     if cpu:
-        values.update(distributed_backend="gloo", num_gpus=processes)
+        values["distributed_backend"] = "gloo"
+        if config.hostfile is None:
+            values["num_gpus"] = processes
     return from_mapping(values, FILE)
+
+
+def _is_step(path: Path) -> bool:
+    return path.name.startswith("global_step") and path.name[11:].isdigit()
 
 
 def write(config: Config, folder: Path) -> Path:

@@ -112,7 +112,9 @@ def _apply(found: Checkout, patches: Patches, launcher: bool, fixes: frozenset[s
     # All modules first: a patch then reaches every module that imported the name.
     for module in ("training", "text_generation_utils", "model.transformer", "utils"):
         importlib.import_module(f"megatron.{module}")
-    from megatron_patches.neox import attention, data, model, training
+    from megatron_patches.neox import attention, checkpoints, data, engine_seams, model, training
+
+    engine_seams.check()
 
     if cpu.wanted():
         cpu.after(patches)
@@ -124,6 +126,7 @@ def _apply(found: Checkout, patches: Patches, launcher: bool, fixes: frozenset[s
     attention.apply(patches, fixes)
     model.apply(patches, fixes)
     training.apply(patches)
+    checkpoints.apply(patches)
 
 
 def _make_importable(found: Checkout, patches: Patches) -> None:

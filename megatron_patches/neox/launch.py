@@ -6,7 +6,6 @@ import importlib.util
 import os
 import runpy
 import shutil
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -42,8 +41,6 @@ def launch(
     off = list(fixes_off)
     installed = install(launcher=True, fixes_off=off)
     os.environ.update({VARIABLE: str(installed.checkout.home), FIXES_OFF: ",".join(off)})
-    # NeoX's Makefile calls python3: it must be this one, which has pybind11.
-    os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     import deepspeed.launcher.runner as runner
 
     runner.EXPORT_ENVS.extend(name for name in EXPORTED if name not in runner.EXPORT_ENVS)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from megatron_patches.config import ConfigError
 from megatron_patches.neox import position
 from megatron_patches.neox.arguments import our_method
 from megatron_patches.neox.patches import Patches
@@ -135,8 +136,19 @@ class Stages:
         if args.seq_length_val not in (None, args.seq_length):
             # DeepSpeed announces the shape of activations once; validation has another one.
             model.dynamic_shape = True
-        for parameter in self.shared(model):
-            group = mpu.get_pipe_parallel_group()
+        group = mpu.get_pipe_parallel_group()
+        shared = self.shared(model)
+        here = {id(parameter) for parameter in model.parameters()}
+        holds: list[Any] = [None] * torch.distributed.get_world_size(group)
+        own = all(id(parameter) in here for parameter in shared)
+        torch.distributed.all_gather_object(holds, own, group=group)
+        if not all(holds):
+            raise ConfigError(
+                f"pipeline stage {holds.index(False)} has no attention layer, so that {args.pos_emb} "
+                "cannot be tied over the stages: write pipe_partition_method: type:transformer|mlp, "
+                "or fewer stages"
+            )
+        for parameter in shared:
             first = torch.distributed.get_global_rank(group, 0)
             torch.distributed.broadcast(parameter.data, src=first, group=group)
             replicated = mpu.get_pipe_parallel_rank() > 0

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import NoneType
 from typing import Any
 
 from megatron_patches import positions
 from megatron_patches.config.keys_model import attention_types
+from megatron_patches.neox import position
 from megatron_patches.positions import PositionMethod
 
 GLOBAL = "global"
@@ -89,7 +91,22 @@ def _own_keys(args: Any, ours: str | None) -> Iterator[str]:
             yield f"{key} {getattr(args, key)}: GPT-NeoX's own {args.pos_emb} has no such choice"
     if ours is None and args.position_options:
         yield f"position_options: GPT-NeoX's own {args.pos_emb} takes none"
-    # NeoX checks types after this; what is no number is its to refuse.
+    # NeoX checks types after this; what is of another type is its to refuse.
+    if ours is not None and isinstance(args.position_options, dict | NoneType):
+        heads = args.num_attention_heads
+        try:
+            positions.build(
+                ours,
+                heads=heads,
+                head_dim=args.hidden_size // heads,
+                hidden_size=args.hidden_size,
+                max_length=args.max_position_embeddings,
+                **position.options_of(args, ours),
+            )
+        except (TypeError, ValueError) as error:
+            yield str(error)
+    if args.seq_length_val is not None and args.dataset_impl != "gpt2":
+        yield f"seq_length_val: GPT-NeoX's dataset_impl {args.dataset_impl} has no length for validation"
     if isinstance(args.seq_length_val, int):
         tiny = positions.build(
             args.pos_emb,

@@ -158,6 +158,13 @@ SEAMS = (
     ),
     Seam(
         TRAINING,
+        "get_batch_sequential",
+        "makes the mask without pipeline stages",
+        _p("forward_input neox_args"),
+        ("return (forward_input[0], forward_input[1], attention_mask)",),
+    ),
+    Seam(
+        TRAINING,
         "pretrain",
         "evaluates without training",
         _p("neox_args"),
@@ -263,6 +270,12 @@ SEAMS = (
     ),
     Seam("megatron/checkpointing.py", "get_checkpoint_tag", "names the folder", _p("iteration")),
     Seam(
+        "megatron/checkpointing.py",
+        "load_checkpoint",
+        "files are looked through before it",
+        _p("neox_args model optimizer lr_scheduler inference iteration"),
+    ),
+    Seam(
         "megatron/initialize.py",
         "initialize_megatron",
         "refuses to run without a GPU",
@@ -283,6 +296,6 @@ SEAMS = (
     Seam(MPU, "get_model_parallel_world_size", "owns a range of heads", ()),
     Seam(MPU, "get_model_parallel_group", "puts the heads together for the log", ()),
     Seam(POSITIONS, "AliBi.__init__", "keeps its slopes", None, ("self.register_buffer('slopes'",)),
-    Seam(ARGUMENTS, "NeoXArgs.consume_deepy_args", "is what --dry-run calls", None),
+    Seam(ARGUMENTS, "NeoXArgs.consume_deepy_args", "is what --dry-run calls"),
     Seam(ARGUMENTS, "NeoXArgs.get_deepspeed_main_args", "is what --dry-run calls", _p("self")),
 )

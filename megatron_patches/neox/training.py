@@ -69,13 +69,11 @@ class Record:
 
     def train_step(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def train_step(*args: Any, **kwargs: Any) -> Any:
-            settings = kwargs["neox_args"] if "neox_args" in kwargs else args[0]
             model = kwargs["model"] if "model" in kwargs else args[3]
             out = original(*args, **kwargs)
             methods = own_methods(model.module)
             if methods:
-                copies = bool(settings.zero_stage) or settings.precision != "fp32"
-                position_state.project(methods, copies=copies)
+                position_state.project(methods, model.optimizer)
             self.losses.append(out[0]["lm_loss"].detach().float().mean())
             return out
 

@@ -4,6 +4,10 @@ Three maps, as in Megatron: `documents` (epochs of shuffled documents), `starts`
 begins in that endless text) and `order` (the order in which samples are read). One
 `numpy.random.RandomState(seed)` draws the documents first, then the order; all epochs are shuffled
 together. Consecutive samples share one token: the last label of one is the first input of the next.
+
+The maps are made in memory at every start: 10 billion tokens in 3 million documents take 1.5 s and 0.2 GB
+(scripts/bench_tokenizing.py), so there is no file of them that could be stale, raced for, or in a
+folder that cannot be written.
 """
 
 from __future__ import annotations

@@ -226,7 +226,8 @@ def _damaged(file: Path) -> bool:
             return content.testzip() is not None
     except zipfile.BadZipFile:
         return False  # of a torch before 1.6, or no torch file: loading it will tell
-    except (EOFError, zlib.error, NotImplementedError):
+    # RuntimeError: a member that says it is encrypted
+    except (EOFError, zlib.error, NotImplementedError, RuntimeError):
         return True
 
 

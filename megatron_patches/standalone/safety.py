@@ -1,45 +1,34 @@
-"""Checkpoint files that another program will load without care, looked through before it does."""
+"""Which files of a checkpoint GPT-NeoX would load, and whether they are plain."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import torch
-
-from megatron_patches.standalone.weights import CheckpointError, step_folder
-
-# What GPT-NeoX's and DeepSpeed's files hold besides tensors and plain data, by full name: random
-# states, and records of ZeRO that run nothing.
-PLAIN = frozenset(
-    {
-        "_codecs.encode",
-        "deepspeed.runtime.fp16.loss_scaler.DynamicLossScaler",
-        "deepspeed.runtime.fp16.loss_scaler.LossScaler",
-        "deepspeed.runtime.zero.config.ZeroStageEnum",
-        "deepspeed.utils.tensor_fragment.fragment_address",
-        "numpy._core.multiarray._reconstruct",
-        "numpy._core.multiarray.scalar",
-        "numpy.core.multiarray._reconstruct",
-        "numpy.core.multiarray.scalar",
-        "numpy.dtype",
-        "numpy.ndarray",
-    }
-)
+from megatron_patches.standalone.weights import CheckpointError
+from megatron_patches.training.untrusted import code_in
 
 
-def check_untrusted(path: str | Path) -> None:
-    """Raises CheckpointError that names a file and what it would run when unpickled.
+def step_that_neox_loads(path: str | Path, iteration: int | None = None) -> Path:
+    """`path/global_step<iteration>`, or the folder that `path/latest` names: NeoX's own rule.
 
-    Reads the list of names in each file, not the tensors: quick for checkpoints of any size.
+    Raises CheckpointError where that is not there.
     """
-    folder = step_folder(path)
-    for file in sorted(folder.glob("*.pt")):
-        try:
-            names = torch.serialization.get_unsafe_globals_in_checkpoint(str(file))
-        except Exception as error:  # a damaged archive raises whatever its first wrong step does
-            raise CheckpointError(f"{file}: damaged ({type(error).__name__})") from error
-        bad = sorted(name for name in names if name not in PLAIN)
-        if bad:
-            raise CheckpointError(
-                f"{file}: loading it would run code ({', '.join(bad[:3])}); GPT-NeoX loads without care"
-            )
+    path = Path(path)
+    if iteration is not None:
+        folder = path / f"global_step{iteration}"
+    elif (path / "latest").is_file():
+        folder = path / (path / "latest").read_text(encoding="utf-8", errors="replace").strip()
+    else:
+        raise CheckpointError(
+            f"{path}: GPT-NeoX loads the step that a file `latest` names; it has none"
+        )
+    if folder.parent != path or not folder.is_dir():
+        raise CheckpointError(f"{folder}: no such step of {path}")
+    return folder
+
+
+def check_untrusted(folder: Path) -> None:
+    """Raises CheckpointError that names a file of the step and what it would run when unpickled."""
+    fault = code_in(sorted(folder.glob("*.pt")))
+    if fault is not None:
+        raise CheckpointError(fault)

@@ -224,8 +224,7 @@ class Trainer:
             if measure and self.engine.is_gradient_accumulation_boundary():
                 self._measure_gradient()
             self.engine.step()
-        copies = bool(self.config.zero_stage) or self.config.torch_dtype_name != "float32"
-        position_state.project(self.model.own_methods(), copies=copies)
+        position_state.project(self.model.own_methods(), self.engine.optimizer)
         return total / self.batch.accumulation
 
     def _consume(self, first: int) -> None:

@@ -16,9 +16,12 @@ def forget_first_update(optimizer: Any) -> None:
     0.95); with a learning rate it would also decay the weights once.
     """
     inner = getattr(optimizer, "optimizer", optimizer)
-    for state in inner.state.values():
-        if isinstance(state.get("step"), torch.Tensor):
-            state["step"].zero_()
+    # torch counts in tensors, DeepSpeed's fused Adam in integers, apex in the group.
+    for counted in (*inner.state.values(), *inner.param_groups):
+        if isinstance(counted.get("step"), torch.Tensor):
+            counted["step"].zero_()
+        elif "step" in counted:
+            counted["step"] = 0
 
 
 @contextmanager

@@ -30,29 +30,53 @@ def _parameters(methods: Sequence[PositionMethod]) -> list[torch.nn.Parameter]:
     return [parameter for method in methods for parameter in method.parameters()]
 
 
-def project(methods: Sequence[PositionMethod], *, copies: bool) -> None:
+def project(methods: Sequence[PositionMethod], optimizer: Any) -> None:
     """Move the methods' parameters back into their bounds; all ranks call it after every update.
 
-    Args:
-        copies: the optimizer updates copies of its own (ZeRO, half precision) and overwrites the
-            parameters with them, so these are moved as well.
+    `optimizer` is DeepSpeed's: in half precision and under ZeRO it updates copies of its own and
+    overwrites the parameters with them, so these are moved as well.
     """
     methods = [method for method in methods if method.bounds]
-    outside: list[tuple[torch.nn.Parameter, float, float]] = []
+    bounded: list[tuple[torch.nn.Parameter, float, float]] = []
     with whole(_parameters(methods), write=True):
         for method in methods:
             for name, (low, high) in method.bounds.items():
-                parameter = method.get_parameter(name)
-                if copies and bool(((parameter < low) | (parameter > high)).any()):
-                    outside.append((parameter, low, high))
+                bounded.append((method.get_parameter(name), low, high))
+        outside = [bool(((p < low) | (p > high)).any()) for p, low, high in bounded]
+        for method in methods:
             method.project_()
-    if outside:
-        from deepspeed.utils import safe_get_full_fp32_param, safe_set_full_fp32_param
+    for (parameter, low, high), moved in zip(bounded, outside, strict=True):
+        copy = _half_precision_copy(optimizer, parameter)
+        if copy is not None:
+            copy.clamp_(low, high)
+        elif moved:
+            _project_partitioned(parameter, low, high)
 
-        for parameter, low, high in outside:
-            value = safe_get_full_fp32_param(parameter)
-            if value is not None:
-                safe_set_full_fp32_param(parameter, value.clamp(low, high))
+
+def _half_precision_copy(optimizer: Any, parameter: torch.nn.Parameter) -> torch.Tensor | None:
+    """The float32 copy that DeepSpeed's half-precision optimizers update at ZeRO 0, or None."""
+    for index, group in enumerate(getattr(optimizer, "fp16_groups", None) or ()):
+        start = 0
+        for place, member in enumerate(group):
+            if member is parameter:
+                if hasattr(optimizer, "fp32_groups"):
+                    return optimizer.fp32_groups[index][place].data
+                if hasattr(optimizer, "fp32_groups_flat"):
+                    flat = optimizer.fp32_groups_flat[index].data
+                    return flat.narrow(0, start, parameter.numel()).view_as(parameter)
+            start += member.numel()
+    return None
+
+
+def _project_partitioned(parameter: torch.nn.Parameter, low: float, high: float) -> None:
+    """ZeRO's copies, and those of DeepSpeed's bfloat16 optimizer; nothing where there are none."""
+    if not hasattr(parameter, "ds_id") and not hasattr(parameter, "_hp_mapping"):
+        return
+    from deepspeed.utils import safe_get_full_fp32_param, safe_set_full_fp32_param
+
+    value = safe_get_full_fp32_param(parameter)
+    if value is not None:
+        safe_set_full_fp32_param(parameter, value.clamp(low, high))
 
 
 def statistics(

@@ -67,7 +67,7 @@ class Engine:
     """What the loop takes from DeepSpeed's engine."""
 
     def __init__(self, module: Any) -> None:
-        self.module = module
+        self.module, self.optimizer = module, None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         length = x.shape[1]

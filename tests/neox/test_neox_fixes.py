@@ -205,3 +205,17 @@ def test_rotary_reads_the_validation_length(clean, off):
     assert made.sequential[0].attention.rotary_emb.max_seq_len == 40
     shorter = GPT2ModelPipe(make_args(pos_emb="rotary", seq_length_val=4))
     assert shorter.sequential[0].attention.rotary_emb.max_seq_len == 12
+
+
+@pytest.mark.parametrize("off", [False, True])
+def test_the_window_reaches_the_mask_without_pipeline_stages(clean, off):
+    install(home=STUB, fixes_off=["sliding_window"] if off else [])
+    from megatron import training
+
+    tokens = torch.zeros(1, 6, dtype=torch.int64)
+    args = make_args(sliding_window_width=2)
+    found = training.get_batch_sequential((tokens, tokens, None), args)
+    distance = torch.arange(6)[:, None] - torch.arange(6)
+    hidden = distance < 0 if off else (distance < 0) | (distance > 2)
+    assert torch.equal(found[2][0, 0], hidden)
+    assert found[0] is tokens and found[1] is tokens

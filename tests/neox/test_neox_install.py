@@ -183,6 +183,7 @@ TARGETS = {
     "alibi_cache": "megatron.model.positional_embeddings.AliBi.forward",
     "cache_between_prompts": "megatron.text_generation_utils.stream_tokens",
     "whole_weights": "megatron.checkpointing.save_ds_checkpoint",
+    "sliding_window": "megatron.training.get_batch_sequential",
     "rpe_cache": "megatron.mpu.layers.ParallelRelativePositionBias.forward",
 }
 # The first is needed to import the stub at all; the others share what they change.

@@ -146,7 +146,7 @@ def test_from_the_command_line_to_the_worker(complete, tmp_path, capfd):
     assert worker["worker"] == "generate"
     got = worker["arguments"]
     assert (got["pos_emb"], got["position_init"]) == ("kerple_power", "alibi")
-    assert [kind for (kind,), _ in got["attention_config"]] == ["attend", "global"]
+    assert got["attention_config"] == ["attend", "global"]
     expected = {
         VARIABLE: str(STUB),
         FIXES_OFF: "rpe_cache",

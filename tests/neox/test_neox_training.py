@@ -77,11 +77,13 @@ def test_the_optimizers_own_copies_are_moved_as_well(monkeypatch):
     copies = {id(p): torch.full_like(p, -1.0) for p in method.parameters()}
     first, *others = method.parameters()
     first.data.fill_(-1.0)
+    for parameter in method.parameters():
+        parameter._hp_mapping = "somewhere"
     monkeypatch.setattr("deepspeed.utils.safe_get_full_fp32_param", lambda p: copies[id(p)])
     monkeypatch.setattr(
         "deepspeed.utils.safe_set_full_fp32_param", lambda p, v: copies[id(p)].copy_(v)
     )
-    position_state.project([method], copies=True)
+    position_state.project([method], object())
     assert torch.equal(first, torch.full_like(first, 0.01))
     assert torch.equal(copies[id(first)], torch.full_like(first, 0.01))
     assert all(torch.equal(copies[id(p)], torch.full_like(p, -1.0)) for p in others)

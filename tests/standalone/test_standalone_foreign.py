@@ -12,7 +12,7 @@ import torch
 from megatron_patches.config import Batch, ConfigError, dump
 from megatron_patches.standalone.checkpoint import check_start
 from megatron_patches.standalone.foreign import begin_neox_run
-from megatron_patches.standalone.safety import check_untrusted
+from megatron_patches.standalone.safety import check_untrusted, step_that_neox_loads
 from megatron_patches.standalone.train import train
 from megatron_patches.standalone.weights import CheckpointError
 
@@ -62,7 +62,7 @@ def test_a_run_continues_with_the_same_batch_only(config):
 def test_code_in_a_checkpoint_is_found_without_running_it(config, tmp_path, capsys):
     source = step(tmp_path / "source", content={"module": {}, "extra": Harmful()})
     with pytest.raises(CheckpointError, match=r"would run code \(builtins\.print\)"):
-        check_untrusted(source)
+        check_untrusted(source / "global_step1")
     with pytest.raises(CheckpointError, match="would run code"):
         begin_neox_run(config(load=str(source), finetune=True), BATCH, 1, COMMIT)
     assert "executed" not in capsys.readouterr().out
@@ -72,14 +72,32 @@ def test_a_file_that_is_no_torch_archive_is_refused(tmp_path):
     folder = step(tmp_path / "source")
     (folder / "global_step1" / "other.pt").write_bytes(pickle.dumps(Harmful()))
     with pytest.raises(CheckpointError, match=r"other\.pt"):
-        check_untrusted(folder)
+        check_untrusted(folder / "global_step1")
 
 
 @pytest.mark.parametrize(
     "name", sorted(p.name for p in (ROOT / "tests/goldens/neox/checkpoints").iterdir())
 )
 def test_the_checkpoints_of_neox_are_plain(name):
-    check_untrusted(ROOT / "tests/goldens/neox/checkpoints" / name)
+    check_untrusted(step_that_neox_loads(ROOT / "tests/goldens/neox/checkpoints" / name))
+
+
+def test_the_step_that_neox_loads_is_the_one_that_is_looked_through(config, tmp_path):
+    """A clean step that `latest` names, or clean files beside it, do not hide another one."""
+    source = step(tmp_path / "source")
+    bad = source / "global_step5"
+    bad.mkdir()
+    torch.save({"extra": Harmful()}, bad / "mp_rank_00_model_states.pt")
+    made = config(load=str(source), iteration=5)
+    with pytest.raises(CheckpointError, match="global_step5.*would run code"):
+        begin_neox_run(made, BATCH, 1, COMMIT)
+    (source / "latest").write_text("global_step5")
+    torch.save({"module": {}}, source / "mp_rank_00_model_states.pt")
+    with pytest.raises(CheckpointError, match="would run code"):
+        begin_neox_run(config(load=str(source)), BATCH, 1, COMMIT)
+    (source / "latest").write_text("../elsewhere")
+    with pytest.raises(CheckpointError, match="no such step"):
+        begin_neox_run(config(load=str(source)), BATCH, 1, COMMIT)
 
 
 @pytest.mark.parametrize(

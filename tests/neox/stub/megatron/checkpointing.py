@@ -12,3 +12,8 @@ def get_checkpoint_tag(iteration):
 
 def save_ds_checkpoint(iteration, model, neox_args):
     model.save_checkpoint(neox_args.save, tag=get_checkpoint_tag(iteration))
+
+
+def load_checkpoint(neox_args, model, optimizer, lr_scheduler, inference=False, iteration=None):
+    model.load_checkpoint(neox_args.load, tag=iteration)
+    return iteration or 0

@@ -2,7 +2,7 @@
 
 import torch
 
-from megatron.checkpointing import check_checkpoint_args
+from megatron.checkpointing import check_checkpoint_args, load_checkpoint
 from megatron.data.data_utils import (
     build_train_valid_test_data_loaders,
     shift_and_wrap_data_loaders,
@@ -11,8 +11,14 @@ from megatron.initialize import initialize_megatron
 from megatron.logging import tb_wandb_log, training_log
 from megatron.model.gpt2_model import GPT2ModelPipe
 from megatron.model.utils import get_params_for_weight_decay_optimization
+from megatron.utils import get_attn_mask
 
-__all__ = ["GPT2ModelPipe", "check_checkpoint_args", "training_log"]
+__all__ = ["GPT2ModelPipe", "check_checkpoint_args", "load_checkpoint", "training_log"]
+
+
+def get_batch_sequential(forward_input, neox_args):
+    attention_mask = get_attn_mask(forward_input[0].shape[1], forward_input[0].device, None)
+    return (forward_input[0], forward_input[1], attention_mask)
 
 
 def forward_step(data_iterator, model, neox_args, timers, return_logits=False, is_train=False):

@@ -14,6 +14,8 @@ assert packaging.version.Version("2.0") < packaging.version.Version("10.0")
 
 def expand_attention_types(attention_config, num_layers):
     """[[["global", "flash"], 2]] -> the type of each layer."""
+    if all(isinstance(kind, str) for kind in attention_config):
+        return attention_config  # expanded already
     layers = []
     for kinds, times in attention_config:
         layers += kinds * (num_layers // len(kinds) if times == "all" else times)
@@ -47,8 +49,6 @@ class NeoXArgs(NeoXArgsDeepspeedConfig, NeoXArgsModel, NeoXArgsTraining):
         """What a worker gets: everything that was not left at its default."""
         fields = self.__dataclass_fields__
         values = asdict(self)
-        # It is expanded already, and would be again.
-        values["attention_config"] = [[[kind], 1] for kind in self.attention_config]
         return {key: v for key, v in values.items() if v != fields[key].default}
 
     def calculate_derived(self):

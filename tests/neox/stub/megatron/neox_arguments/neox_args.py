@@ -46,6 +46,9 @@ class NeoXArgsTraining:
     seed: int = 1234
     weight_decay: float = 0.1
     train_iters: int = None
+    dataset_impl: Literal["gpt2", "pairwise", "online"] = "gpt2"
+    load: str = None
+    no_load_optim: bool = False
     train_epochs: int = None
     eval_iters: int = 100
     eval_interval: int = 1000
