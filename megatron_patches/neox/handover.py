@@ -35,7 +35,18 @@ def neox_config(config: Config, batch: Batch, processes: int, *, cpu: bool, port
         values.update(load=str(step.parent), iteration=int(step.name.removeprefix("global_step")))
     values["precision"] = config.effective_precision
     # NeoX stops, or trains nothing, where these are missing; ours have defaults.
-    values["optimizer"] = config.optimizer.model_dump(mode="json")
+    params = config.optimizer.params
+    written = config.optimizer.model_dump(mode="json", exclude_unset=True)
+    values["optimizer"] = {
+        **written,
+        "type": config.optimizer.type,
+        "params": {
+            "lr": params.lr,
+            "betas": list(params.betas),
+            "eps": params.eps,
+            **written.get("params", {}),
+        },
+    }
     values["zero_optimization"] = {"stage": 0, **(config.zero_optimization or {})}
     if config.effective_precision != "fp16":
         # NeoX reads `fp16: {enabled: true, type: bfloat16}` of older files as fp16.

@@ -12,10 +12,9 @@ class Seam:
     module: str
     name: str
     why: str
-    # Its first parameters, in this order; more may follow. None: not a function.
+    # Its first parameters, in this order. None: not a function, or of no matter.
     parameters: tuple[str, ...] | None = None
-    # Pieces of its source (as `ast.unparse` writes it) that the patch relies on.
-    contains: tuple[str, ...] = ()
+    contains: tuple[str, ...] = ()  # pieces of its source, as `ast.unparse` writes it
 
     @property
     def place(self) -> str:
@@ -268,7 +267,7 @@ SEAMS = (
         _p("iteration model neox_args"),
         ("get_checkpoint_tag(iteration)",),
     ),
-    Seam("megatron/checkpointing.py", "get_checkpoint_tag", "names the folder", _p("iteration")),
+    Seam("megatron/checkpointing.py", "get_checkpoint_tag", "names it", _p("iteration")),
     Seam(
         "megatron/checkpointing.py",
         "load_checkpoint",
