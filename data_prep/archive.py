@@ -9,6 +9,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from data_prep.reading import Document, decompressed, lines
 from data_prep.splits import NAMES
@@ -30,7 +31,7 @@ class ArchiveWriter:
         # and starts at 0 again for a folder that exists: so one scratch folder for each split,
         # one object for each folder, and the split in the file's name.
         self._parts = {name: folder.with_name(f"{folder.name}-{name}") for name in NAMES}
-        self._archives = {name: Archive(str(part)) for name, part in self._parts.items()}
+        self._archives = {name: _checked(Archive(str(part))) for name, part in self._parts.items()}
         self._pending = dict.fromkeys(NAMES, 0)
         self.documents = dict.fromkeys(NAMES, 0)
         self.bytes = dict.fromkeys(NAMES, 0)
@@ -63,6 +64,15 @@ class ArchiveWriter:
     def _commit(self, split: str) -> None:
         self._archives[split].commit(split)
         self._pending[split] = 0
+
+
+def _checked(archive: Any) -> Any:
+    """The library writes frames without a checksum, and then a flipped bit may pass as text."""
+    import zstandard
+
+    archive.cctx = zstandard.ZstdCompressor(level=3, threads=8, write_checksum=True)
+    archive.compressor = archive.cctx.stream_writer(archive.fh)
+    return archive
 
 
 def texts(folder: Path, split: str) -> Iterator[str]:

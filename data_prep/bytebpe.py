@@ -26,7 +26,14 @@ def byte_characters() -> list[str]:
     return characters
 
 
-_BYTE_OF = {character: byte for byte, character in enumerate(byte_characters())}
+_BYTE_OF = {ord(character): byte for byte, character in enumerate(byte_characters())}
+# Characters below 256 that stand for no byte become one that Latin-1 refuses.
+_TO_LATIN = dict.fromkeys(range(256), 256) | _BYTE_OF
+
+
+def _spelled(token: str) -> bytes:
+    """The bytes of a vocabulary string; UnicodeEncodeError for a character that is none of 256."""
+    return token.translate(_TO_LATIN).encode("latin-1")
 
 
 def tokenizer_json(vocab: Mapping[str, int], merges: Sequence[Sequence[str]]) -> bytes:
@@ -69,7 +76,7 @@ def byte_tokenizer_json() -> bytes:
     return tokenizer_json({**vocab, EOD: 256}, [])
 
 
-def ranks(content: Mapping[str, Any]) -> dict[bytes, int] | None:
+def ranks(content: Mapping[str, Any], proven: bool = False) -> dict[bytes, int] | None:
     """Byte strings with ids for tiktoken, or None where equal ids are not proven.
 
     ``content`` is a parsed ``tokenizer.json``. Required: plain byte-level BPE with GPT-2's split,
@@ -77,7 +84,8 @@ def ranks(content: Mapping[str, Any]) -> dict[bytes, int] | None:
     each token t = l + r: merging the bytes of t by id alone ends in exactly the pair (l, r). Two
     tokens that exactly cover t can only have come from merges inside t, in the order in which t
     alone would be merged; so tiktoken never sees a mergeable pair that the merge list lacks, and
-    both libraries always pick the same one (lowest id, leftmost).
+    both libraries always pick the same one (lowest id, leftmost). ``proven``: this was found to
+    hold before, so the second it takes for GPT-2's vocabulary is saved.
     """
     if not _is_plain(content):
         return None
@@ -85,16 +93,15 @@ def ranks(content: Mapping[str, Any]) -> dict[bytes, int] | None:
     special = {token["content"] for token in content["added_tokens"]}
     try:
         table = {
-            bytes(_BYTE_OF[character] for character in token): number
+            _spelled(token): number
             for token, number in model["vocab"].items()
             if token not in special
         }
+        if proven:
+            return table
         pairs = [pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"]]
-        merges = [
-            tuple(bytes(_BYTE_OF[character] for character in part) for part in pair)
-            for pair in pairs
-        ]
-    except KeyError:
+        merges = [tuple(_spelled(part) for part in pair) for pair in pairs]
+    except UnicodeEncodeError:
         return None
     single = {token for token in table if len(token) == 1}
     made = [left + right for left, right in merges]

@@ -13,6 +13,7 @@ from data_prep.errors import DataError
 from data_prep.files import sha256_file, write_json
 from data_prep.options import Options
 from data_prep.splits import NAMES
+from data_prep.tokenizing import TOKENIZER_FILES
 
 MARK = "prepared.json"
 _SUFFIXES = (".bin", ".json", ".idx")
@@ -48,12 +49,12 @@ def check(folder: Path, options: Options, files: list[Path]) -> dict[str, Any] |
             )
         return None
     if found["options_sha256"] != options.sha256():
-        changed = _difference(found.get("options", {}), options.record())
+        changed = difference(found.get("options", {}), options.record())
         raise DataError(
             f"{folder} was prepared with other options ({changed}); choose another --output, or "
             "--force to replace it"
         )
-    if not _same_inputs(found["inputs"], files):
+    if not same_inputs(found["inputs"], files):
         raise DataError(
             f"{folder} was prepared from other input files; choose another --output, or --force"
         )
@@ -96,10 +97,21 @@ def publish(staging: Path, folder: Path, prepared: dict[str, Any]) -> None:
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)
+    # From here on a kill must not cost the work: `complete` ends what it interrupted.
+    write_json(staging / MARK, prepared)
+    complete(staging, folder)
+
+
+def complete(staging: Path, folder: Path) -> bool:
+    """Move what `publish` has made ready; False where it had not come so far."""
+    prepared = load(staging)
+    if prepared is None:
+        return False
     ready = [path for path in _outputs(staging) if path.exists()]
     for path in sorted(ready, key=lambda path: path.suffix == ".idx"):
         os.replace(path, folder / path.name)
     write_json(folder / MARK, prepared)
+    return True
 
 
 def check_own_archive(folder: Path) -> None:
@@ -115,10 +127,11 @@ def check_own_archive(folder: Path) -> None:
 
 def _outputs(folder: Path) -> list[Path]:
     names = [f"{name}{suffix}" for name in NAMES for suffix in _SUFFIXES]
-    return [folder / name for name in ("documents", "tokenizer.json", *names)]
+    return [folder / name for name in ("documents", *TOKENIZER_FILES, *names)]
 
 
-def _same_inputs(recorded: list[dict[str, Any]], files: list[Path]) -> bool:
+def same_inputs(recorded: list[dict[str, Any]], files: list[Path]) -> bool:
+    """Whether ``files`` are those of `describe_inputs`, by name, size and time, else by hash."""
     if [entry["name"] for entry in recorded] != [path.name for path in files]:
         return False
     for entry, path in zip(recorded, files, strict=True):
@@ -131,6 +144,7 @@ def _same_inputs(recorded: list[dict[str, Any]], files: list[Path]) -> bool:
     return True
 
 
-def _difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """``key: before -> now`` of every option that differs."""
     keys = sorted(key for key in {*before, *now} if before.get(key) != now.get(key))
     return ", ".join(f"{key}: {before.get(key)} -> {now.get(key)}" for key in keys)

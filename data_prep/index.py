@@ -36,17 +36,37 @@ def write_index(path: str | Path, sizes_N: Sequence[int] | np.ndarray, dtype: An
         put_index(stream, sizes.astype("<i4"), np.dtype(dtype))
 
 
-def put_index(stream: BinaryIO, sizes_N: np.ndarray, dtype: np.dtype[Any]) -> None:
-    """Write the index of sizes int32 [N] to an open file."""
+def put_index(
+    stream: BinaryIO,
+    sizes_N: np.ndarray,
+    dtype: np.dtype[Any],
+    document_index_D: np.ndarray | None = None,
+) -> None:
+    """Write the index of sizes int32 [N] to an open file, in chunks: flat memory.
+
+    Without ``document_index_D`` every sequence is a document.
+    """
     code = next((c for c, name in _CODES.items() if np.dtype(name) == dtype), None)
     if code is None:
         raise DataError(f"{dtype} is not a token type of the .idx format")
-    stream.write(_HEADER.pack(MAGIC, 1, code, len(sizes_N), len(sizes_N) + 1))
-    stream.write(sizes_N.astype("<i4").tobytes())
-    # A running sum in 32 bits is the classic fault of this format: offsets pass 2**31 bytes.
-    ends_N = np.cumsum(sizes_N, dtype=np.int64) * dtype.itemsize
-    stream.write((ends_N - sizes_N.astype(np.int64) * dtype.itemsize).astype("<i8").tobytes())
-    stream.write(np.arange(len(sizes_N) + 1, dtype="<i8").tobytes())
+    count = len(sizes_N)
+    documents = count + 1 if document_index_D is None else len(document_index_D)
+    stream.write(_HEADER.pack(MAGIC, 1, code, count, documents))
+    for start in range(0, count, _CHUNK):
+        stream.write(sizes_N[start : start + _CHUNK].astype("<i4").tobytes())
+    position = 0
+    for start in range(0, count, _CHUNK):
+        # A running sum in 32 bits is the classic fault of this format: offsets pass 2**31 bytes.
+        bytes_N = sizes_N[start : start + _CHUNK].astype(np.int64) * dtype.itemsize
+        ends_N = position + np.cumsum(bytes_N)
+        stream.write((ends_N - bytes_N).astype("<i8").tobytes())
+        position = int(ends_N[-1])
+    for start in range(0, documents, _CHUNK):
+        stop = min(start + _CHUNK, documents)
+        chunk_D = (
+            np.arange(start, stop) if document_index_D is None else document_index_D[start:stop]
+        )
+        stream.write(chunk_D.astype("<i8").tobytes())
 
 
 @dataclass(frozen=True)
@@ -121,5 +141,9 @@ def _check_arrays(path: Path, index: Index) -> None:
         raise DataError(
             f"{path} has sequences but no documents, as NeoX's merge tool leaves it; prepare anew"
         )
-    if documents[0] != 0 or documents[-1] != len(index.sizes) or np.any(np.diff(documents) < 0):
+    falling = any(
+        np.any(np.diff(documents[start : start + _CHUNK + 1]) < 0)
+        for start in range(0, len(documents), _CHUNK)
+    )
+    if documents[0] != 0 or documents[-1] != len(index.sizes) or falling:
         raise DataError(f"{path}: the document index does not cover the sequences; make it anew")

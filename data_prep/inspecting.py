@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from data_prep.indexed import IndexedDataset
-from data_prep.tokenizing import Tokenizer, load_tokenizer
+from data_prep.tokenizing import TOKENIZER_FILES, Tokenizer, load_tokenizer
 
 _SHOWN = 300
 
@@ -30,7 +30,7 @@ def report(prefix: str, *, tokenizer: str | None = None, documents: int = 2) -> 
     ]
     found = _tokenizer(data, tokenizer)
     if found is None:
-        return "\n".join([*lines, "no tokenizer.json beside the data: give --tokenizer to decode"])
+        return "\n".join([*lines, "no tokenizer beside the data: give --tokenizer to decode"])
     wanted = (data.sidecar or {}).get("tokenizer", {}).get("fingerprint", found.fingerprint)
     if wanted != found.fingerprint:
         lines.append(f"WARNING: {found.origin} is {found.fingerprint}, not the tokenizer {wanted}")
@@ -64,7 +64,7 @@ def _verified(data: IndexedDataset) -> list[str]:
             ends = np.cumsum(data.sizes, dtype=np.int64)[np.asarray(data.sizes) > 0] - 1
             closed = int((data.tokens[ends] == eod).sum())
             lines.append(f"EOD {eod}       at the end of {closed} of {len(data)} documents")
-    for key in ("corpus", "split", "text_bytes", "sources", "dropped"):
+    for key in ("corpus", "split", "text_bytes", "sources", "merged", "dropped"):
         if key in sidecar:
             lines.append(f"{key:<11} {sidecar[key]}")
     return lines
@@ -73,5 +73,6 @@ def _verified(data: IndexedDataset) -> list[str]:
 def _tokenizer(data: IndexedDataset, name: str | None) -> Tokenizer | None:
     if name is not None:
         return load_tokenizer(name)
-    beside = Path(data.prefix).with_name("tokenizer.json")
-    return load_tokenizer(beside) if beside.is_file() else None
+    beside = [Path(data.prefix).with_name(file) for file in TOKENIZER_FILES]
+    there = [path for path in beside if path.is_file()]
+    return load_tokenizer(there[0]) if there else None

@@ -6,13 +6,19 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
+from fractions import Fraction
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from data_prep import corpora
 from data_prep.corpora import LocalCorpus, PublishedCorpus
 from data_prep.errors import UsageError
+from data_prep.reading import check_pile_set
 from data_prep.splits import parse_split
+
+PUBLISHED = "published"
+_LATER = {"pile_set": None, "fix_text": False}  # options that early sidecars do not have
 
 
 @dataclass(frozen=True)
@@ -22,7 +28,9 @@ class Options:
     ``tokenizer``: gpt2, byte, train or a path. ``vocab_size``: for train alone. ``split``: shares
     of train, valid, test by hash of the text. ``order``: documents of a split in ``input`` order
     (flat memory) or by ``hash`` (whole text in memory). ``min_split_tokens``: a split below is an
-    error. ``identity``: not an option but what is known of the text and the tokenizer beforehand.
+    error. ``pile_set``: keep records of this component of The Pile alone. ``fix_text``: repair
+    with ftfy first. ``split`` may be ``published`` where the corpus has fixed ones. ``identity``:
+    not an option but what is known of the text and the tokenizer beforehand.
     """
 
     corpus: str
@@ -36,6 +44,8 @@ class Options:
     min_characters: int = 1
     max_document_bytes: int | None = None
     keep_duplicates: bool = False
+    pile_set: str | None = None
+    fix_text: bool = False
     order: str = "input"
     min_split_tokens: int = 2
     keep_documents: bool = True
@@ -47,11 +57,13 @@ class Options:
         unknown = sorted(set(given) - {f.name for f in fields(cls)} | {"identity"} & set(given))
         if unknown:
             raise UsageError(f"unknown option {unknown[0]!r} of a preparation")
-        known = None if corpus == "jsonl" else corpora.get(corpus)
+        known = corpora.known(corpus)
         defaults: dict[str, Any] = {}
         if isinstance(known, LocalCorpus):
             defaults = {**known.options, "source": next(iter(known.sources))}
             defaults["identity"] = dict(known.identity)
+        if isinstance(known, PublishedCorpus):
+            defaults = dict(known.options)
         chosen = {name: value for name, value in given.items() if value is not None}
         if chosen.get("tokenizer", "train") != "train" and "vocab_size" not in chosen:
             defaults.pop("vocab_size", None)
@@ -59,10 +71,30 @@ class Options:
         if options.tokenizer == "train" and options.vocab_size is None:
             options = replace(options, vocab_size=1024)
         options._check(known)
+        if options.fix_text:  # another version repairs otherwise
+            identity = {**options.identity, "ftfy": ftfy_version()}
+            options = replace(options, identity=identity)
         return options
 
+    @property
+    def published_splits(self) -> bool:
+        """Whether the corpus itself says where a document belongs."""
+        return self.split == PUBLISHED
+
+    def shares(self) -> tuple[Fraction, Fraction, Fraction]:
+        """Of train, valid and test; all equal where the corpus itself decides."""
+        return parse_split("1,1,1" if self.published_splits else self.split)
+
     def _check(self, known: LocalCorpus | PublishedCorpus | None) -> None:
-        parse_split(self.split)
+        fixed = isinstance(known, PublishedCorpus) and known.split_files
+        if self.published_splits and not fixed:
+            raise UsageError(f"--split {PUBLISHED}: {self.corpus} has no published splits")
+        self.shares()
+        check_pile_set(self.pile_set)
+        if self.pile_set is not None and (
+            isinstance(known, LocalCorpus) or (known is not None and known.read)
+        ):
+            raise UsageError(f"--pile-set is for files of The Pile; {self.corpus} is none of it")
         if self.vocab_size is not None and self.tokenizer != "train":
             raise UsageError(
                 f"--vocab-size is for --tokenizer train; {self.tokenizer} has its own vocabulary"
@@ -87,9 +119,20 @@ class Options:
         return replace(self, tokenizer=name, identity={**self.identity, "tokenizer": fingerprint})
 
     def record(self) -> dict[str, Any]:
-        """As plain JSON data."""
-        return asdict(self)
+        """As plain JSON data. Later options appear only where used: older folders stay valid."""
+        content = asdict(self)
+        for name, default in _LATER.items():
+            if content[name] == default:
+                del content[name]
+        return content
 
     def sha256(self) -> str:
         text = json.dumps(self.record(), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def ftfy_version() -> str:
+    try:
+        return metadata.version("ftfy")
+    except metadata.PackageNotFoundError as error:
+        raise UsageError("--fix-text needs the package ftfy: pip install ftfy") from error

@@ -14,6 +14,11 @@ import numpy as np
 from data_prep.errors import DataError
 from data_prep.tokenizing import Tokenizer
 
+
+class WorkerDied(DataError):
+    """A process was killed: not the fault of the data, so what was done before can be kept."""
+
+
 _BATCH_BYTES = 1 << 18
 _WORTH_A_PROCESS = 16 << 20
 _AHEAD = 4  # batches read ahead for each worker: bounded, so memory stays flat
@@ -112,7 +117,7 @@ def _talk(connection: Connection, batch: list[str] | None = None) -> list[np.nda
             return []
         answer = connection.recv()
     except (EOFError, OSError) as error:
-        raise DataError(
+        raise WorkerDied(
             "a tokenizing process died (out of memory, or killed, or the calling script lacks "
             "'if __name__ == \"__main__\"'); try again with fewer --workers"
         ) from error

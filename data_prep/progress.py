@@ -1,4 +1,4 @@
-"""What a person sees while it runs: a bar on a terminal, one plain line per stage elsewhere."""
+"""What a person sees while it runs: a bar on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 Say = Callable[[str], None]
+_EVERY = 30.0  # seconds between two lines of one stage, where there is no terminal
 
 
 def to_stderr(line: str) -> None:
@@ -18,13 +19,20 @@ def to_stderr(line: str) -> None:
 def stage(name: str, total: int | None, say: Say) -> Iterator[Callable[[int], None]]:
     """Yield a function that is told the bytes done so far (all of them, not the difference)."""
     start, done = time.monotonic(), 0
+    first: int | None = None  # where a continued stage began: nothing of this run's speed
+    said = start
     bar = _bar(name, total) if say is to_stderr and sys.stderr.isatty() else None
 
     def advance(so_far: int) -> None:
-        nonlocal done
+        nonlocal done, first, said
+        first = so_far if first is None else first
         done = so_far
+        now = time.monotonic()
         if bar:
             bar.update(bar.task_ids[0], completed=so_far)
+        elif now - said >= _EVERY:
+            said = now
+            say(f"{name}: {_so_far(done, total, (done - first) / (now - start))}")
 
     try:
         yield advance
@@ -32,8 +40,19 @@ def stage(name: str, total: int | None, say: Say) -> Iterator[Callable[[int], No
         if bar:
             bar.stop()
     seconds = time.monotonic() - start
-    rate = f", {done / seconds / 1e6:.1f} MB/s" if seconds > 0.1 else ""
+    own = done - (first or 0)
+    rate = f", {own / seconds / 1e6:.1f} MB/s" if seconds > 0.1 else ""
     say(f"{name}: {done / 1e6:.1f} MB in {seconds:.1f} s{rate}")
+
+
+def _so_far(done: int, total: int | None, rate: float) -> str:
+    """``120.0 of 3000.0 MB, 10.2 MB/s, 4 min 42 s left``."""
+    if not total or not rate:
+        return f"{done / 1e6:.1f} MB, {rate / 1e6:.1f} MB/s"
+    minutes, seconds = divmod(round(max(0, total - done) / rate), 60)
+    hours, minutes = divmod(minutes, 60)
+    left = f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s"
+    return f"{done / 1e6:.1f} of {total / 1e6:.1f} MB, {rate / 1e6:.1f} MB/s, {left} left"
 
 
 def _bar(name: str, total: int | None):  # type: ignore[no-untyped-def]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 
 from data_prep.errors import DataError, UsageError
 from data_prep.reading import Document
+from data_prep.seen import Seen
 
 NAMES = ("train", "valid", "test")
 
@@ -49,33 +50,46 @@ class Selection:
     ``min_characters``: shorter documents are dropped. ``max_bytes``: longer ones keep their start,
     up to the last line end below (UTF-8 bytes), so that one manual cannot be half of a split; the
     rest is counted in ``cut_bytes``. Exact duplicates are dropped unless ``keep_duplicates``.
+    ``repair`` (such as ftfy's) comes before everything else; what it changed is counted in
+    ``repaired``. ``published`` names the split of a document where the corpus has fixed ones.
     """
 
     shares: tuple[Fraction, Fraction, Fraction]
     min_characters: int = 0
     max_bytes: int | None = None
     keep_duplicates: bool = False
+    repair: Callable[[str], str] | None = None
+    published: Callable[[Document], str] | None = None
+    repaired: int = 0
     too_short: int = 0
     duplicates: int = 0
     cut: int = 0
     cut_bytes: int = 0
 
     def apply(self, documents: Iterable[Document]) -> Iterator[tuple[bytes, str, Document]]:
-        """Yield (digest, split, document). Memory: a 64-bit hash a document."""
-        seen: set[int] = set()
+        """Yield (digest, split, document). Memory: at most 16 bytes a document (see `Seen`)."""
+        seen = Seen()
         for document in documents:
+            document = self._repaired(document)
             if len(document.text) < self.min_characters:
                 self.too_short += 1
                 continue
             digest = digest_of(document.text)
-            if not self.keep_duplicates:
-                # 64 bits: one false duplicate is expected in 130,000 corpora of 17 million texts.
-                key = int.from_bytes(digest[:8], "big")
-                if key in seen:
-                    self.duplicates += 1
-                    continue
-                seen.add(key)
-            yield digest, split_of(digest, self.shares), self._shortened(document)
+            if not self.keep_duplicates and not seen.add(digest):
+                self.duplicates += 1
+                continue
+            published = self.published
+            split = published(document) if published else split_of(digest, self.shares)
+            yield digest, split, self._shortened(document)
+
+    def _repaired(self, document: Document) -> Document:
+        if self.repair is None:
+            return document
+        text = self.repair(document.text)
+        if text == document.text:
+            return document
+        self.repaired += 1
+        return Document(text, document.origin)
 
     def _shortened(self, document: Document) -> Document:
         if self.max_bytes is None or len(document.text) * 4 <= self.max_bytes:

@@ -1,7 +1,8 @@
 """Tokenizers. Every one of them, GPT-2's and the bytes included, is the bytes of a tokenizer.json.
 
 So there is one class, one fingerprint (sha256 of those bytes, first 16 hex digits), and a data
-folder can always carry its tokenizer. T: tokens of a text.
+folder can always carry its tokenizer. The exception are SentencePiece's models (see `pieces`),
+whose file is a ``.model``. T: tokens of a text.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy as np
 from data_prep import bytebpe
 from data_prep.bytebpe import EOD
 from data_prep.errors import DataError, UsageError
+from data_prep.files import staged
 
 # Of the tokenizer.json made from GPT-2's encoder.json (sha256 196139668be6...) and vocab.bpe
 # (1ce1664773c5...). Over the meaning: other packages carry the same vocabulary, spaced otherwise.
@@ -31,10 +33,17 @@ _GPT2_HELP = (
 )
 # tiktoken 0.14 panics at about a million whitespace characters in a row; stay far below.
 _RUN = 1 << 15
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model")  # in a data folder, one of them
 
 
 class Tokenizer:
-    """Text to ids and back. ``type`` is gpt2, byte or bpe; ``eod`` the id of ``<|endoftext|>``."""
+    """Text to ids and back. ``type`` is gpt2, byte or bpe; ``eod`` the id of ``<|endoftext|>``.
+
+    ``json_bytes`` is the content of the file ``file_name``.
+    """
+
+    file_name = TOKENIZER_FILES[0]
+    eod: int | None
 
     def __init__(
         self, json_bytes: bytes, origin: str, table: dict[bytes, int] | None = None
@@ -56,7 +65,7 @@ class Tokenizer:
         self._backend.no_truncation()
         self._backend.no_padding()
         self._backend.encode_special_tokens = True
-        self.eod: int | None = self._backend.token_to_id(EOD)
+        self.eod = self._backend.token_to_id(EOD)
         self.vocab_size = max(self._backend.get_vocab(with_added_tokens=True).values()) + 1
 
     @cached_property
@@ -83,6 +92,11 @@ class Tokenizer:
         """Text of ``ids``, special tokens spelt out; a cut character becomes U+FFFD."""
         return self._backend.decode([int(i) for i in ids], skip_special_tokens=False)
 
+    def save(self, folder: Path) -> None:
+        """Write it into a data folder, under its one name there."""
+        with staged(folder / self.file_name) as (stream,):
+            stream.write(self.json_bytes)
+
     def describe(self) -> dict[str, Any]:
         """What the sidecar records."""
         return {
@@ -97,7 +111,8 @@ class Tokenizer:
 
     @cached_property
     def _table(self) -> dict[bytes, int] | None:
-        return self._given_table or bytebpe.ranks(self._content)
+        proven = self.fingerprint == GPT2_FINGERPRINT  # by a test; it takes a second
+        return self._given_table or bytebpe.ranks(self._content, proven)
 
     @cached_property
     def _fast(self) -> Any:
@@ -114,19 +129,26 @@ class Tokenizer:
 
 
 def load_tokenizer(name: str | Path) -> Tokenizer:
-    """``gpt2``, ``byte``, a tokenizer.json, or a folder with one or with GPT-2's two files."""
+    """``gpt2``, ``byte``, a tokenizer.json, a SentencePiece .model, or a folder with one of them
+    or with GPT-2's two files."""
     if name == "byte":
         return Tokenizer(bytebpe.byte_tokenizer_json(), "byte")
     if name == "gpt2":
         return Tokenizer(_gpt2_json(None), "gpt2")
     path = Path(name)
     if path.is_dir():
-        if (path / "tokenizer.json").is_file():
-            path = path / "tokenizer.json"
-        else:
+        there = [path / name for name in TOKENIZER_FILES if (path / name).is_file()]
+        if not there:
             return Tokenizer(_gpt2_json(path), str(path))
+        path = there[0]
     if not path.is_file():
-        raise UsageError(f"no tokenizer {str(name)!r}: give gpt2, byte or a tokenizer.json")
+        raise UsageError(
+            f"no tokenizer {str(name)!r}: give gpt2, byte, a tokenizer.json or a .model"
+        )
+    if path.suffix == ".model":
+        from data_prep.pieces import PieceTokenizer
+
+        return PieceTokenizer(path.read_bytes(), str(path))
     return Tokenizer(path.read_bytes(), str(path))
 
 
@@ -153,10 +175,10 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 def _has_long_blank(text: str) -> bool:
     """Whether a run of 2 * _RUN blanks is possible: such a run covers two samples in a row."""
     samples = text[::_RUN]
-    if len(samples) < 2:
-        return False
-    blank = [character.isspace() for character in samples]
-    return any(a and b for a, b in zip(blank, blank[1:], strict=False))
+    return any(
+        a.isspace() and b.isspace() and text[i * _RUN : (i + 1) * _RUN].isspace()
+        for i, (a, b) in enumerate(zip(samples, samples[1:], strict=False))
+    )
 
 
 def _gpt2_json(folder: Path | None) -> bytes:

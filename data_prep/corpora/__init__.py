@@ -23,3 +23,8 @@ def get(name: str) -> LocalCorpus | PublishedCorpus:
         raise UsageError(f"no corpus {name!r}{hint} (there are {', '.join(names())}, and jsonl)")
     corpus: LocalCorpus | PublishedCorpus = import_module(f"{__name__}.{name}").CORPUS
     return corpus
+
+
+def known(name: str) -> LocalCorpus | PublishedCorpus | None:
+    """As `get`, and None for ``jsonl``, which is files of no particular corpus."""
+    return None if name == "jsonl" else get(name)

@@ -7,8 +7,11 @@ CORPUS = PublishedCorpus(
     files={
         "github_small.jsonl.zst": "4323250bed817466de868f752b7685350123cff1f1363e87dfb6f22585b97f96"
     },
-    format=".jsonl.zst with text and meta",
+    where="its host (eaidata) is gone. Hugging Face monology/pile-uncopyrighted holds the component "
+    "in the Pile's shards, in another order: --pile-set Github; for evaluation alone, "
+    "monology/pile-test-val",
+    format=".jsonl.zst, records with text and meta",
     licence="each file its own",
-    notes="its original hosts are gone; monology/pile-uncopyrighted (Hugging Face) holds the "
-    "component under meta.pile_set_name Github, in another order",
+    notes="KERPLE's github is this small edition, github_small: other text gives other figures, "
+    "by more than the digits that papers compare",
 )

@@ -1,12 +1,13 @@
 """Raw data: every way of losing documents is an error or a count."""
 
 import json
+import sys
 
 import pytest
 import zstandard
 
 from data_prep.errors import DataError, UsageError
-from data_prep.reading import Document, Reading, expand, read
+from data_prep.reading import PILE_SETS, Document, Reading, expand, read, supported
 
 TEXTS = [f"document {i}: zażółć 😀" for i in range(100)]
 
@@ -149,12 +150,12 @@ def test_txt_that_is_not_utf8(tmp_path):
     path = write(tmp_path / "a.txt", b"good\n\xe9")
     with pytest.raises(DataError, match=r"a.txt: not UTF-8 at byte 5"):
         texts_of(path)
-    assert texts_of(path, on_bad_line="skip")[1].bad == 1
+    assert texts_of(path, on_bad_line="skip")[1].bad_reasons == {"not UTF-8": 1}
     with pytest.raises(DataError, match="UTF-16"):
         texts_of(write(tmp_path / "b.txt", "a".encode("utf-16")))
 
 
-@pytest.mark.parametrize("name", ["a.json", "a.jsonl.gz", "a.parquet", "a.tar.gz", "a", "a.zst"])
+@pytest.mark.parametrize("name", ["a.csv", "a.xz", "a.md", "a", "a.zst", "a.gz"])
 def test_unknown_endings_are_refused_by_name_also_in_folders(tmp_path, name):
     write(tmp_path / "good.jsonl", lines(["a"]))
     write(tmp_path / name, b"x")
@@ -185,3 +186,15 @@ def test_lm_dataformat_archive(tmp_path):
     write(tmp_path / "archive" / "current_chunk_incomplete", b"x")
     with pytest.raises(DataError, match="never committed"):
         texts_of(tmp_path / "archive")
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])
+def test_without_pyarrow_the_message_says_what_to_install(tmp_path, monkeypatch, name):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(DataError, match=rf"{name}: reading it needs pyarrow.*pip install pyarrow"):
+        texts_of(write(tmp_path / name, b"PAR1"))
+
+
+def test_the_pile_has_22_sets_and_endings_are_told():
+    assert len(set(PILE_SETS)) == 22
+    assert ".jsonl.zst.tar" in supported() and ".parquet" in supported()

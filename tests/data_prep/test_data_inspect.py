@@ -1,0 +1,34 @@
+"""`inspect`: counts, decoded documents, verification."""
+
+import pytest
+from prepare_tools import GOLDEN, TEXTS, make_source, quiet, run
+
+from data_prep.indexed import IndexedDataset
+from data_prep.prepare import prepare
+
+
+@pytest.fixture
+def source(tmp_path):
+    return make_source(tmp_path)
+
+
+def test_inspect(source, tmp_path, capsys):
+    out = tmp_path / "out"
+    prepare("jsonl", out, inputs=[source], tokenizer="byte", say=quiet)
+    code, shown, _ = run(capsys, "inspect", out / "train", "--documents", 1)
+    data = IndexedDataset(out / "train")
+    assert code == 0 and data.fingerprint in shown and "verified" in shown
+    assert f"{len(data)} documents" in shown and f"{len(data.tokens)} tokens" in shown
+    assert f"at the end of {len(data)} of {len(data)} documents" in shown
+    assert "document 0" in shown and TEXTS[0].splitlines()[0][:8] in shown
+    code, shown, _ = run(capsys, "inspect", GOLDEN / "c_eod_text_document")
+    assert code == 0 and "another tool" in shown and "give --tokenizer" in shown
+    code, shown, _ = run(
+        capsys, "inspect", GOLDEN / "c_eod_text_document", "--tokenizer", GOLDEN / "tok_c.json"
+    )
+    assert code == 0 and "quick brown fox" in shown
+    with open(out / "train.bin", "r+b") as stream:
+        stream.write(b"\x07")
+    code, _, log = run(capsys, "inspect", out / "train")
+    assert code == 1 and "not what its sidecar describes" in log
+    assert run(capsys, "inspect", out / "nowhere")[0] == 1
