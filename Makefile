@@ -39,6 +39,8 @@ bench: setup
 	$(RUN) scripts/bench_training.py
 	$(RUN) scripts/bench_evaluation.py
 	$(RUN) scripts/bench_model.py
+	$(RUN) scripts/bench_reading.py
+	$(RUN) scripts/bench_tokenizing.py
 
 # What a GPT-NeoX checkout needs besides: its tokenizers, and pybind11 for its data helpers.
 $(VENV)/.neox: $(STAMP)

@@ -1,10 +1,10 @@
 """Reading speed, MB of text per CPU-second: ours and lm_dataformat's Reader, in one run.
 
-python scripts/bench_reading.py [--megabytes 64] [--repeat 3]
-
 The text is this interpreter's standard library, repeated with a number in each document. Both
 readers read the same files, in turn; the best of the repetitions counts. Where lm_dataformat is
 wrong (fails, or gives other documents) its column says so. Ours includes the checks and the sha256.
+
+Example: python scripts/bench_reading.py --megabytes 16
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ from data_prep.reading import Reading, read  # noqa: E402
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--megabytes", type=int, default=64, metavar="N", help="of text (64)")
     parser.add_argument("--repeat", type=int, default=3, metavar="N", help="best of N (3)")
     options = parser.parse_args()

@@ -12,7 +12,7 @@ from fetch_cases import KINDS, LAYERS, STEP, members, pack, tar_bytes
 from megatron_patches.standalone import archive
 
 NAMES = {
-    "absolute": "/tmp/x",
+    "absolute": "/etc/x",
     "dots": f"a/../../{STEP}/x",
     "drive": "C:/x",
     "backslash": "a\\..\\x",

@@ -271,7 +271,7 @@ def test_its_threads_hang_on_a_damaged_file(tmp_path):
         "print('end', flush=True)\n"
     )
     command = [sys.executable, "-c", code, str(path)]
-    # A session of its own: the process that it forks holds the pipe open as well.
+    # A process group of its own: the process that it forks holds the pipe open as well.
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
     ) as process:
