@@ -3,8 +3,9 @@ VENV ?= .venv
 PYTHON ?= python3
 RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.complete
+STUDIES := $(basename $(notdir $(wildcard configs/sweeps/*.yml)))
 
-.PHONY: setup demo test check lint types bench neox-smoke clean
+.PHONY: setup demo test check lint types bench report neox-smoke sweep clean $(STUDIES)
 
 setup: $(STAMP)
 
@@ -20,6 +21,14 @@ $(STAMP): pyproject.toml constraints.txt
 # Prepare text, train several methods, sweep 512...16384, show table and figures: minutes on a CPU.
 demo: setup
 	$(RUN) scripts/demo.py $(DEMO)
+
+# A study by its name, as in `make table3` or `make cpu_mini SWEEP="--dry-run"`: train and score all its
+# runs, going on where an earlier call ended. `make sweep STUDY=FILE.yml` takes a file of your own.
+$(STUDIES): %: configs/sweeps/%.yml setup
+	$(RUN) scripts/sweep.py $< $(SWEEP)
+
+sweep: setup
+	$(RUN) scripts/sweep.py $(STUDY) $(SWEEP)
 
 test: setup
 	$(RUN) -m pytest -q -n 2 --dist loadfile $(TEST)
@@ -41,6 +50,11 @@ bench: setup
 	$(RUN) scripts/bench_model.py
 	$(RUN) scripts/bench_reading.py
 	$(RUN) scripts/bench_tokenizing.py
+
+# All rows under results/ as one page, report.html; beside ours, the published data of the same kind.
+BESIDE := local_code=github local_prose=openwebtext2 local_latex=arxiv
+report: setup
+	$(RUN) scripts/report.py $(BESIDE:%=--beside %) $(REPORT)
 
 # What a GPT-NeoX checkout needs besides: its tokenizers, and pybind11 for its data helpers.
 $(VENV)/.neox: $(STAMP)

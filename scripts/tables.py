@@ -1,6 +1,7 @@
 """Print tables of perplexity by length from result rows, beside the published ones.
 
 Example: python scripts/tables.py results/runs.jsonl --table table3 --dataset openwebtext2
+         python scripts/tables.py results/runs.jsonl --table differences --reference alibi
 """
 
 import argparse
@@ -12,6 +13,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from megatron_patches.analysis import command  # noqa: E402
+from megatron_patches.analysis.differences import differences_table  # noqa: E402
 from megatron_patches.analysis.layout import Table  # noqa: E402
 from megatron_patches.analysis.published import (  # noqa: E402
     REFERENCE,
@@ -37,12 +39,14 @@ def make_parser() -> argparse.ArgumentParser:
     command.add_common_arguments(parser)
     parser.add_argument(
         "--table",
-        choices=("extrapolation", "relative", *PUBLISHED),
+        choices=("extrapolation", "relative", "differences", *PUBLISHED),
         default="extrapolation",
         help="extrapolation: perplexity by length (default); relative: divided by that at the "
-        "training length; tableN: both, beside that table of the KERPLE paper",
+        "training length; differences: loss minus that of --reference, with intervals over seeds and "
+        "over windows and p corrected for the number of tests; tableN: the first two, "
+        "beside that table of the KERPLE paper",
     )
-    parser.add_argument("--reference", default=REFERENCE, help=f"test against it ({REFERENCE})")
+    parser.add_argument("--reference", default=REFERENCE, help=f"compare with it ({REFERENCE})")
     parser.add_argument("--format", choices=tuple(FORMATS), default="markdown")
     parser.add_argument("--output", type=Path, metavar="FILE", help="write here, not to stdout")
     parser.add_argument(
@@ -70,6 +74,8 @@ def make_tables(
         beside = arguments.published_dataset
         trend = published_rows(published, PUBLISHED["table3"], beside) if beside else ()
         return [relative_table(rows, trend, methods=methods)]
+    if arguments.table == "differences":
+        return [differences_table(rows, reference=arguments.reference, methods=methods)]
     ours = extrapolation_table(rows, reference=arguments.reference, methods=methods)
     if arguments.table not in PUBLISHED:
         return [ours]

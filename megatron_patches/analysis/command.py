@@ -34,10 +34,17 @@ def condition(text: str) -> tuple[str, str]:
     return name, value
 
 
-def add_common_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments that choose rows, and ``--debug``."""
+def add_common_arguments(
+    parser: argparse.ArgumentParser, *, files: str = "+", without: str = ""
+) -> None:
+    """The arguments that choose rows, and ``--debug``; ``files`` is the nargs of the result files,
+    ``without`` what the help says of leaving them out."""
     parser.add_argument(
-        "rows", nargs="+", type=existing_file, metavar="ROWS", help="result files (JSON lines)"
+        "rows",
+        nargs=files,
+        type=existing_file,
+        metavar="ROWS",
+        help=f"result files (JSON lines){without}",
     )
     parser.add_argument("--dataset", help="this data set only (else each in turn)")
     parser.add_argument("--methods", nargs="+", help="these methods only, in this order")

@@ -207,7 +207,7 @@ def kernel_figure(kernels: Iterable[KernelRow]) -> Figure:
     import matplotlib
     from matplotlib.figure import Figure
 
-    groups = _kernel_groups(list(kernels))
+    groups = kernel_groups(kernels)
     columns = min(3, len(groups))
     lines = math.ceil(len(groups) / columns)
     with matplotlib.rc_context(STYLE):
@@ -225,7 +225,8 @@ def kernel_figure(kernels: Iterable[KernelRow]) -> Figure:
     return figure
 
 
-def _kernel_groups(kernels: list[KernelRow]) -> dict[str, list[KernelRow]]:
+def kernel_groups(kernels: Iterable[KernelRow]) -> dict[str, list[KernelRow]]:
+    """The heads of each panel by its title: the last step of each method, layer by layer."""
     kernels = [row for row in kernels if row.bias is not None or row.weight is not None]
     if not kernels:
         raise RowError("no kernels to draw")
@@ -249,7 +250,7 @@ def _draw_kernels(axes: Axes, title: str, heads: list[KernelRow]) -> None:
     additive = any(row.bias is not None for row in heads)
     axes.set_xscale("symlog", linthresh=1)
     # Shades in the order of reach: in greyscale too, a paler line is a head that reaches farther.
-    order = sorted(heads, key=lambda row: _reach(row, additive))
+    order = sorted(heads, key=lambda row: reach_of(row, additive))
     shades = matplotlib.colormaps["viridis"]
     for index, row in enumerate(order):
         values = row.bias if additive else row.weight
@@ -274,6 +275,7 @@ def _draw_kernels(axes: Axes, title: str, heads: list[KernelRow]) -> None:
     axes.set_title(title, fontsize=9)
 
 
-def _reach(row: KernelRow, additive: bool) -> float:
+def reach_of(row: KernelRow, additive: bool) -> float:
+    """How far a head reaches: the sum of its weights, or of what its biases make of them."""
     values = (row.bias if additive else row.weight) or [0.0]
     return math.fsum(math.exp(min(v, 0.0)) if additive else v for v in values)

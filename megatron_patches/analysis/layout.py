@@ -12,7 +12,10 @@ ABSENT = "–"
 
 @dataclass(frozen=True)
 class Cell:
-    """One entry: ``text`` (± ``spread``) as printed with its marks, and the numbers behind it."""
+    """One entry: ``text`` (± ``spread``) as printed with its marks, and the numbers behind it.
+
+    ``interval`` is for an entry that is a range; CSV then has a line for either end.
+    """
 
     text: str
     spread: str = ""
@@ -21,6 +24,7 @@ class Cell:
     mean: float | None = None
     std: float | None = None
     seeds: int = 0
+    interval: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable
+from dataclasses import replace
 
 from megatron_patches.analysis.layout import Cell, Table
 
@@ -81,6 +82,7 @@ _LATEX = {
     **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"},
     **{"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}"},
     **{"±": r"$\pm$", "×": r"$\times$", "–": "--", "†": r"$\dagger$", "‡": r"$\ddagger$"},
+    **{"Δ": r"$\Delta$"},
 }
 
 
@@ -97,24 +99,26 @@ def to_csv(table: Table) -> str:
     )
     source = "; ".join((*table.header, *table.notes))
     for label, cells in table.rows:
-        for column, cell in zip(table.columns, cells, strict=True):
-            numbers = ["" if value is None else repr(value) for value in (cell.mean, cell.std)]
-            best = "yes" if cell.bold else ""
-            marks = " ".join(cell.marks)
-            writer.writerow(
-                [
-                    table.title,
-                    label,
-                    column,
-                    cell.text,
-                    *numbers,
-                    cell.seeds or "",
-                    best,
-                    marks,
-                    source,
-                ]
-            )
+        for column, whole in zip(table.columns, cells, strict=True):
+            for name, cell in _csv_cells(column, whole):
+                numbers = ["" if value is None else repr(value) for value in (cell.mean, cell.std)]
+                best = "yes" if cell.bold else ""
+                marks = " ".join(cell.marks)
+                writer.writerow(
+                    [
+                        *(table.title, label, name, cell.text, *numbers),
+                        *(cell.seeds or "", best, marks, source),
+                    ]
+                )
     return stream.getvalue()
+
+
+def _csv_cells(column: str, cell: Cell) -> list[tuple[str, Cell]]:
+    """The cell under its column, or a range as two cells, so that both ends keep full precision."""
+    if cell.interval is None:
+        return [(column, cell)]
+    ends = zip(("low", "high"), cell.interval, strict=True)
+    return [(f"{column}, {name}", replace(cell, mean=end)) for name, end in ends]
 
 
 FORMATS: dict[str, Callable[[Table], str]] = {

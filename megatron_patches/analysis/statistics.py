@@ -1,17 +1,23 @@
-"""Mean and spread over seeds, and the paired test between two methods. scipy loads on first use.
+"""Mean and spread, paired comparison of two methods over seeds and over windows. scipy loads late.
 
 Seeds fix the order of the training text (and the initial weights), so two methods are compared
 pair by pair: the spread that they share drops out. KERPLE (arXiv 2205.09921, section 5) uses the
 paired two-sided t-test at 0.05 and marks one direction only; here both directions count.
+
+Two samples lie behind a difference: the trained seeds and the windows of text. The t-test asks what
+other seeds would give on this text, the bootstrap what other text would give with these weights.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 ALPHA = 0.05
+RESAMPLES = 9999  # scipy's default
+# Numbers held at once by a bootstrap: 32 MiB, however many windows there are.
+BATCH_NUMBERS = 2**22
 
 
 @dataclass(frozen=True)
@@ -80,8 +86,8 @@ def paired_test(
     mean, spread, count = differences.mean, differences.std, differences.count
     if spread is None:
         return PairedTest(mean, count, None, None, alpha, "one seed: no test")
-    # Below this the differences are rounding errors of the values, and so would be a p-value.
-    if spread <= 1e-12 * max(abs(values[seed]) for values in (first, second) for seed in seeds):
+    # A p-value of rounding errors would be one itself.
+    if _no_spread(differences, (values[seed] for values in (first, second) for seed in seeds)):
         return PairedTest(mean, count, None, None, alpha, "no spread over seeds: no test")
 
     from scipy import stats
@@ -90,3 +96,89 @@ def paired_test(
     p_value = 2 * float(stats.t.sf(abs(mean) / error, freedom))
     half = error * float(stats.t.ppf(1 - alpha / 2, freedom))
     return PairedTest(mean, count, (mean - half, mean + half), p_value, alpha)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """P-values corrected for their number after Holm (1979), in the order given.
+
+    The k-th smallest of n is multiplied by n - k + 1, never falls below the one before it, and is
+    at most 1: rejecting those below alpha keeps the chance of any false rejection below alpha.
+    """
+    corrected = [0.0] * len(p_values)
+    highest = 0.0
+    for rank, index in enumerate(sorted(range(len(p_values)), key=lambda i: p_values[i])):
+        highest = max(highest, min(1.0, p_values[index] * (len(p_values) - rank)))
+        corrected[index] = highest
+    return corrected
+
+
+def bootstrap_interval(
+    first: Sequence[float], second: Sequence[float], *, alpha: float = ALPHA
+) -> tuple[float, float] | None:
+    """Interval (BCa, 1 - ``alpha``) of the mean of ``first - second`` over other samples of windows.
+
+    The two hold the losses of the same windows in the same order and are resampled together. The
+    draws start from a fixed state, so the same data gives the same interval. None where a sample
+    of its windows says nothing: fewer than two, or differences that are all the same. ValueError
+    when the two differ in number.
+    """
+    if len(first) != len(second):
+        raise ValueError(f"{len(first)} windows and {len(second)}: not the same text")
+    differences = [a - b for a, b in zip(first, second, strict=True)]
+    if len(differences) < 2 or _no_spread(summarize(differences), (*first, *second)):
+        return None
+
+    import numpy as np
+    from scipy import stats
+
+    interval = stats.bootstrap(
+        (np.asarray(differences),),
+        np.mean,
+        confidence_level=1 - alpha,
+        n_resamples=RESAMPLES,
+        method="BCa",
+        batch=max(1, BATCH_NUMBERS // len(differences)),
+        random_state=np.random.default_rng(0),
+    ).confidence_interval
+    return float(interval.low), float(interval.high)
+
+
+@dataclass(frozen=True)
+class Spreads:
+    """Standard deviations, in the unit of the values, of a mean over windows.
+
+    ``seeds``: from one trained seed to the next, on the same windows; None with one seed.
+    ``windows``: from one sample of as many windows to the next, with the same seeds; None with one
+    window.
+    """
+
+    seeds: float | None
+    windows: float | None
+
+
+def spreads(values: Sequence[Sequence[float]]) -> Spreads:
+    """Tell seeds from windows in ``values[seed][window]``: random effects of two crossed factors.
+
+    The means of the windows spread by what another text would change, as they are. The means of
+    the seeds spread by more than the seeds: what is left after both means is noise (the mean
+    square of a two-way analysis of variance), and its share is taken out; where that would leave
+    less than nothing, ``seeds`` is 0. ValueError for a ragged or empty table.
+    """
+    import numpy as np
+
+    if not values or not values[0] or len({len(row) for row in values}) > 1:
+        raise ValueError("expected the same windows, at least one, for at least one seed")
+    table_SW = np.asarray(values, dtype=np.float64)
+    seeds, windows = table_SW.shape
+    by_seed_S, by_window_W = table_SW.mean(axis=1), table_SW.mean(axis=0)
+    sampling = math.sqrt(by_window_W.var(ddof=1) / windows) if windows > 1 else None
+    if seeds == 1:
+        return Spreads(None, sampling)
+    rest_SW = table_SW - by_seed_S[:, None] - by_window_W + table_SW.mean()
+    noise = (rest_SW**2).sum() / ((seeds - 1) * (windows - 1)) if windows > 1 else 0.0
+    return Spreads(math.sqrt(max(0.0, by_seed_S.var(ddof=1) - noise / windows)), sampling)
+
+
+def _no_spread(summary: Summary, values: Iterable[float]) -> bool:
+    """Whether the spread of differences is no more than the rounding errors of ``values``."""
+    return summary.std is None or summary.std <= 1e-12 * max(abs(value) for value in values)

@@ -1,0 +1,91 @@
+"""Result files cut into sections: rows that may meet in one table, and where each came from."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from megatron_patches.analysis.aggregate import collect, comparable_rows
+from megatron_patches.analysis.jsonl import read_objects
+from megatron_patches.analysis.rows import COMPARED_FIELDS, WHOLE_WINDOW, Row, RowError
+
+
+@dataclass(frozen=True)
+class Source:
+    """One result file: the name to show, and its rows."""
+
+    name: str
+    rows: Sequence[Row]
+
+
+@dataclass(frozen=True)
+class Section:
+    """Rows of one question, one a cell, and their files; ``problem``: why they may not meet."""
+
+    rows: list[Row]
+    files: list[str]
+    problem: str | None = None
+
+    @property
+    def title(self) -> str:
+        """What tells this section from others of the page."""
+        row = self.rows[0]
+        parts = [row.dataset, f"protocol {row.protocol}"]
+        parts += [] if row.last_k is None else [f"last {row.last_k} tokens"]
+        parts += ["documents isolated"] if row.documents_isolated else []
+        trained = f"trained on {row.train_length} tokens for {row.step} steps"
+        return ", ".join([*parts, f"split {row.split}", trained])
+
+
+def cut(sources: Iterable[Source]) -> list[Section]:
+    """The sections of all files, sorted by what was measured.
+
+    Rows of several files meet where they may. Where they may not (two configurations of one
+    label, other windows), each file is a section of its own, and a file that cannot be shown even
+    alone is a section with a ``problem``, so that no row disappears.
+    """
+    groups: dict[tuple[str, ...], dict[str, list[Row]]] = {}
+    for source in sources:
+        for row in source.rows:
+            groups.setdefault(_question(row), {}).setdefault(source.name, []).append(row)
+    found = []
+    for _, by_file in sorted(groups.items()):
+        together = _section([row for rows in by_file.values() for row in rows], list(by_file))
+        if together.problem is None or len(by_file) == 1:
+            found.append(together)
+        else:
+            found += [_section(rows, [name]) for name, rows in by_file.items()]
+    return found
+
+
+def _section(rows: list[Row], files: list[str]) -> Section:
+    try:
+        kept = comparable_rows(rows)
+        collect(kept)
+    except RowError as error:
+        return Section(rows, files, str(error))
+    return Section(kept, files)
+
+
+def _question(row: Row) -> tuple[str, ...]:
+    stride = "" if row.protocol in WHOLE_WINDOW else str(row.stride)
+    return (*(str(getattr(row, name)) for name in COMPARED_FIELDS), stride)
+
+
+def find_files(folder: str | os.PathLike[str]) -> tuple[list[Path], list[Path]]:
+    """The files of rows and those of learned kernels among the ``.jsonl`` files of ``folder``.
+
+    The first line tells; files of other things (benchmarks) are left out. RowError: see
+    ``jsonl.read_objects``.
+    """
+    rows: list[Path] = []
+    kernels: list[Path] = []
+    for path in sorted(Path(folder).rglob("*.jsonl")):
+        first = next((item for _, item in read_objects(path)), {})
+        if {"eval_length", "protocol", "loss"} <= first.keys():
+            rows.append(path)
+        elif {"head", "distances"} <= first.keys():
+            kernels.append(path)
+    return rows, kernels

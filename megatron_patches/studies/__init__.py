@@ -1,0 +1,23 @@
+"""Studies: a YAML file of methods x datasets x seeds x lengths x protocols, planned and carried out."""
+
+from .cost import Cost, estimate, report
+from .execute import Failure, carry_out
+from .plan import Plan, Run, Step, make_plan
+from .schema import ROOT, Study, load_study
+from .slurm import write_script
+
+__all__ = [
+    "ROOT",
+    "Cost",
+    "Failure",
+    "Plan",
+    "Run",
+    "Step",
+    "Study",
+    "carry_out",
+    "estimate",
+    "load_study",
+    "make_plan",
+    "report",
+    "write_script",
+]

@@ -1,0 +1,291 @@
+"""From a study to its runs: composed configurations, exact commands, and what is finished already."""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from megatron_patches.analysis.rows import Row, read_rows
+from megatron_patches.config import (
+    Config,
+    ConfigError,
+    batch_arithmetic,
+    check_standalone,
+    compose,
+    config_sha,
+)
+from megatron_patches.config.compose import compose_entries
+from megatron_patches.config.keys_base import names
+from megatron_patches.config.reading import Entry, YesNo, read_file
+from megatron_patches.studies.schema import ROOT, Overrides, Study, layer_file, shown
+
+PLAIN = re.compile(r"[A-Za-z_][\w./+=-]*")
+YAML_WORDS = names("y n yes no on off true false null")
+
+
+@dataclass(frozen=True)
+class Step:
+    """One command of a run, without its interpreter; started in the repository's root.
+
+    `protocol` and `split` are None for the training. `fresh` is a file that the command appends to
+    and that is removed first, so that a repeated step does not repeat its lines.
+    """
+
+    arguments: tuple[str, ...]
+    protocol: str | None = None
+    split: str | None = None
+    fresh: str | None = None
+
+    @property
+    def title(self) -> str:
+        return "train" if self.protocol is None else f"eval {self.protocol} {self.split}"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One model: trained once, scored under every protocol on every split."""
+
+    name: str
+    files: tuple[str, ...]
+    changes: tuple[str, ...]  # key=value, as after --set
+    config: Config
+    sha: str
+    folder: Path
+    levels: Mapping[str, str]
+    train: Step
+    evaluations: tuple[Step, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All runs of a study; `trained` and `open_cells` say what the files already hold."""
+
+    study: Study
+    runs: tuple[Run, ...]
+    trained: frozenset[str]  # names of runs whose last checkpoint is there
+    open_cells: Mapping[tuple[str, str], int]  # (run, title of a step) -> cells without a result
+
+    def steps(self, run: Run) -> list[Step]:
+        """What is left of a run; nothing where every cell has its result."""
+        left = [step for step in run.evaluations if self.open_cells[run.name, step.title]]
+        return [run.train, *left] if left and run.name not in self.trained else left
+
+    @property
+    def unfinished(self) -> list[Run]:
+        return [run for run in self.runs if self.steps(run)]
+
+    @property
+    def cells_a_step(self) -> int:
+        return len(self.study.eval.lengths)
+
+    def missing_data(self) -> dict[str, list[str]]:
+        """Dataset -> prefixes of its files that are not there, for the unfinished runs."""
+        found: dict[str, list[str]] = {}
+        for run in self.unfinished:
+            name = run.config.dataset or "data"
+            for prefix in data_prefixes(run.config, ("train", *self.study.eval.splits)):
+                missing = not all((ROOT / f"{prefix}.{end}").is_file() for end in ("bin", "idx"))
+                if missing and prefix not in found.get(name, []):
+                    found.setdefault(name, []).append(prefix)
+        return found
+
+
+def data_prefixes(config: Config, splits: Sequence[str]) -> list[str]:
+    found = [p for split in splits for p in getattr(config, f"{split}_data_paths") or ()]
+    return found or ([config.data_path] if config.data_path else [])
+
+
+def make_plan(study: Study, only: Sequence[str] = ()) -> Plan:
+    """Runs of a study, those whose name matches a pattern of `only` (none: all).
+
+    Seeds vary slowest, methods fastest, so that an interrupted study has whole comparisons.
+    Raises ConfigError for a configuration that does not compose, for patterns that match nothing,
+    and when `output` holds rows that were scored on another cut of the text.
+    """
+    check_cut(study)
+    runs = tuple(_runs(study))
+    repeated = {run.name for run in runs if sum(other.name == run.name for other in runs) > 1}
+    if repeated:
+        raise ConfigError(f"{study.name}: two runs are named {', '.join(sorted(repeated))}")
+    if only:
+        runs = tuple(r for r in runs if any(fnmatch.fnmatchcase(r.name, p) for p in only))
+        if not runs:
+            raise ConfigError(f"--only {' '.join(only)}: no run of {study.name} has such a name")
+    scored = _scored(study)
+    cells = {
+        (run.name, step.title): sum(
+            _cell(run, step, length) not in scored for length in study.eval.lengths
+        )
+        for run in runs
+        for step in run.evaluations
+    }
+    return Plan(study, runs, frozenset(r.name for r in runs if _trained(r)), cells)
+
+
+def _runs(study: Study) -> Iterator[Run]:
+    levels = [[(factor, level) for level in found] for factor, found in study.factors.items()]
+    axes = (study.seeds, study.train_lengths, study.datasets, product(*levels), study.methods)
+    for seed, length, dataset, chosen, method in product(*axes):
+        yield _run(study, method, dataset, seed, length, dict(chosen))
+
+
+def _run(
+    study: Study, method: str, dataset: str, seed: int, length: int, levels: dict[str, str]
+) -> Run:
+    parts = [Path(method).stem, Path(dataset).stem, str(seed)]
+    parts += [str(length)] if len(study.train_lengths) > 1 else []
+    name = "-".join([*parts, *levels.values()])
+    folder = study.checkpoint_dir / name
+    layers = [("base", study.base), ("method", method), ("dataset", dataset)]
+    layers += [("cluster", study.cluster)] if study.cluster else []
+    files = [layer_file(layer, part) for layer, part in layers]
+    own = {"seed": seed, "seq_length": length, "max_position_embeddings": length}
+    changes = _merged(study, length, levels)
+    changes |= {**own, "run_name": name, "save": shown(folder)}
+    settings = tuple(f"{key}={_yaml(value)}" for key, value in changes.items())
+    try:
+        entries: list[Entry] = [entry for file in files for entry in _read(file)]
+        config = compose_entries(entries, settings)
+        check_standalone(config)
+        batch_arithmetic(config, 1)
+    except ConfigError as error:
+        lines = "\n".join(f"{study.name}, run {name}: {line}" for line in str(error).splitlines())
+        raise ConfigError(lines) from None
+    sets = [word for setting in settings for word in ("--set", setting)]
+    paths = tuple(shown(file) for file in files)
+    return Run(
+        name=name,
+        files=paths,
+        changes=settings,
+        config=config,
+        sha=config_sha(config),
+        folder=folder,
+        levels=levels,
+        train=Step(("deepy.py", *sets, "train.py", *paths)),
+        evaluations=tuple(_evaluations(study, folder)),
+    )
+
+
+@cache
+def _read(file: Path) -> tuple[Entry, ...]:
+    return tuple(read_file(file))
+
+
+def _merged(study: Study, length: int, levels: Mapping[str, str]) -> Overrides:
+    """The override sets of one run, joined; ConfigError where two of them set a key."""
+    sets = {"overrides": study.overrides}
+    sets[f"length_overrides.{length}"] = study.length_overrides.get(str(length), {})
+    for factor, level in levels.items():
+        sets[f"factors.{factor}.{level}"] = study.factors[factor][level]
+    merged: Overrides = {}
+    owner: dict[str, str] = {}
+    for where, changes in sets.items():
+        for key, value in changes.items():
+            if key in owner:
+                raise ConfigError(
+                    f"{study.name}: `{key}` is set by `{owner[key]}` and by `{where}`: keep one"
+                )
+            merged[key], owner[key] = value, where
+    return merged
+
+
+def _evaluations(study: Study, folder: Path) -> Iterator[Step]:
+    asked = study.eval
+    rows = shown(study.output_dir / "rows.jsonl")
+    # The kernels of a model are the same under every protocol: the first evaluation writes them.
+    kernels = (
+        shown(study.output_dir / "kernels" / f"{folder.name}.jsonl") if asked.kernels else None
+    )
+    for protocol, split in product(asked.protocols, asked.splits):
+        options: dict[str, Any] = {
+            "max-tokens": asked.max_tokens,
+            "batch-size": asked.batch_size,
+            "stride": asked.stride if protocol in ("sliding", "last") else None,
+            "last-k": asked.last_k if protocol == "last" else None,
+        }
+        command = ["eval.py", "--checkpoint", shown(folder), "--resume", "--output", rows]
+        command += ["--protocol", protocol, "--split", split]
+        for key, value in options.items():
+            command += [] if value is None else [f"--{key}", str(value)]
+        # Always all lengths: the longest decides which tokens are scored; --resume skips the rest.
+        command += ["--lengths", *map(str, asked.lengths)]
+        command += ["--kernels", kernels] if kernels else []
+        yield Step(tuple(command), protocol, split, kernels)
+        kernels = None
+
+
+def _trained(run: Run) -> bool:
+    """Whether the run's folder holds the last step of exactly this configuration."""
+    latest, config = run.folder / "latest", run.folder / "config.yml"
+    if not (latest.is_file() and config.is_file()):
+        return False
+    if latest.read_text(encoding="utf-8").strip() != f"global_step{run.config.train_iters}":
+        return False
+    return config_sha(compose([config])) == run.sha
+
+
+def _cell(run: Run, step: Step, length: int) -> tuple[Any, ...]:
+    return (run.sha, run.config.train_iters, step.protocol, step.split, length)
+
+
+def _scored(study: Study) -> set[tuple[Any, ...]]:
+    """Cells with a result. A refusal answers the question, too; a failed cell is tried again."""
+    path = study.output_dir / "rows.jsonl"
+    if not path.is_file():
+        return set()
+
+    def same(row: Row) -> bool:
+        if row.protocol == "last" and row.last_k != study.eval.last_k:
+            return False
+        strided = row.protocol in ("last", "sliding") and study.eval.stride is not None
+        return not strided or row.stride == study.eval.stride
+
+    return {
+        (row.config_sha, row.step, row.protocol, row.split, row.eval_length)
+        for row in read_rows(path)
+        if row.status != "failed" and same(row)
+    }
+
+
+def _cut(study: Study) -> dict[str, int | None]:
+    return {"longest": max(study.eval.lengths), "max_tokens": study.eval.max_tokens}
+
+
+def check_cut(study: Study, *, write: bool = False) -> None:
+    """`output` holds rows of one cut of the text; ConfigError where this study would mix in another."""
+    path, cut = study.output_dir / "cut.json", _cut(study)
+    if path.is_file():
+        before = json.loads(path.read_text(encoding="utf-8"))
+        for key, value in cut.items():
+            if before.get(key) != value:
+                what = {"longest": "the longest of `eval.lengths`"}.get(key, f"`eval.{key}`")
+                raise ConfigError(
+                    f"{path}: the rows there were scored with {what} {before.get(key)}, the study "
+                    f"has {value}, which is other text: choose another `output`"
+                )
+    elif write:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(cut) + "\n", encoding="utf-8")
+
+
+def _yaml(value: Any) -> str:
+    """A value as `--set` reads it: flow YAML, with floats that YAML 1.1 takes for floats."""
+    if isinstance(value, YesNo):
+        return str(value)
+    if isinstance(value, float):
+        text = repr(value)
+        return text.replace("e", ".0e") if "e" in text and "." not in text else text
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {_yaml(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_yaml, value)) + "]"
+    if isinstance(value, str) and PLAIN.fullmatch(value) and value.lower() not in YAML_WORDS:
+        return value
+    return json.dumps(value)

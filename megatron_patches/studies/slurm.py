@@ -1,0 +1,112 @@
+"""A Slurm array script of what is left of a plan: one task a run, with the exact commands."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+from pathlib import Path
+
+from megatron_patches.studies.cost import Cost
+from megatron_patches.studies.execute import on_gpus
+from megatron_patches.studies.plan import Plan, Run, check_cut
+from megatron_patches.studies.schema import ROOT, shown
+
+# Machines differ, and a run that is cut off continues where it was when it is submitted again.
+TIME_MARGIN = 1.5
+
+
+def script(plan: Plan, cost: Cost) -> str:
+    """The text; ValueError when nothing is left to run."""
+    runs = plan.unfinished
+    if not runs:
+        raise ValueError(f"{plan.study.name}: every run is finished, there is nothing to submit")
+    study = plan.study
+    logs = shown(study.checkpoint_dir)
+    hours = cost.hours(len(runs))  # of one run: all of them side by side; --time counts minutes
+    lines = [
+        "#!/bin/bash",
+        f"#SBATCH --job-name={study.name}",
+        f"#SBATCH --array=0-{len(runs) - 1}",
+        f"#SBATCH --output={logs}/slurm-%A_%a.txt",
+        "#SBATCH --ntasks=1",
+        *(["#SBATCH --gpus=1", "#SBATCH --cpus-per-task=4"] if on_gpus(plan) else []),
+        *([] if on_gpus(plan) else ["#SBATCH --cpus-per-task=1"]),
+    ]
+    if hours is not None:
+        lines.append(f"#SBATCH --time={max(10, math.ceil(hours * 60 * TIME_MARGIN))}")
+    lines += [
+        "",
+        "# Submit from the repository's root. Submitted again, a finished part is skipped and a run",
+        "# that was cut off continues; `python scripts/sweep.py STUDY.yml --slurm FILE` writes a",
+        "# shorter script for what is then left.",
+        'cd "${SLURM_SUBMIT_DIR:-.}" || exit 1',
+        'PYTHON="${PYTHON:-.venv/bin/python}"',
+        "export OMP_WAIT_POLICY=PASSIVE",
+        *([] if on_gpus(plan) else ["export OMP_NUM_THREADS=1"]),
+        "failed=0",
+        "",
+        "# step RUN TITLE COMMAND...: run it; a failure becomes a line of failed.jsonl",
+        "step() {",
+        '  local run="$1" title="$2" code',
+        "  shift 2",
+        '  "$PYTHON" "$@" && return 0',
+        "  code=$?",
+        "  failed=1",
+        f"  {_record(plan)} \\",
+        f"    >> {shlex.quote(shown(study.output_dir / 'failed.jsonl'))}",
+        '  return "$code"',
+        "}",
+        "",
+        'case "$SLURM_ARRAY_TASK_ID" in',
+    ]
+    for index, run in enumerate(runs):
+        lines += [f"{index})", *_commands(plan, run), "  ;;"]
+    lines += [
+        "*)",
+        '  echo "error: no run has the number $SLURM_ARRAY_TASK_ID" >&2',
+        "  exit 2",
+        "  ;;",
+        "esac",
+        'exit "$failed"',
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _record(plan: Plan) -> str:
+    """printf with the fields of `Failure`. Names of runs and steps need no escaping in JSON."""
+    logs = shown(plan.study.checkpoint_dir).replace("%", "%%")
+    fields = {
+        **{"study": plan.study.name, "run": "%s", "step": "%s", "command": "task %s of job %s"},
+        **{"exit_code": "%d", "message": "see the log", "when": "%s"},
+        "log": f"{logs}/slurm-%s_%s.txt",
+    }
+    text = json.dumps(fields).replace('"%d"', "%d")
+    values = ['"$run"', '"$title"', '"$SLURM_ARRAY_TASK_ID"', '"$SLURM_ARRAY_JOB_ID"', '"$code"']
+    values += ['"$(date -u +%Y-%m-%dT%H:%M:%S+00:00)"']
+    values += ['"$SLURM_ARRAY_JOB_ID"', '"$SLURM_ARRAY_TASK_ID"']
+    return f"printf {shlex.quote(text)}'\\n' {' '.join(values)}"
+
+
+def _commands(plan: Plan, run: Run) -> list[str]:
+    """The run's steps; the evaluations depend on the training, not on each other."""
+    steps = plan.steps(run)
+    lines = []
+    for step in steps:
+        words = [run.name, step.title, *step.arguments]
+        # A training that failed leaves nothing to score, but its failure must be the exit code.
+        ending = " || exit 1" if step.protocol is None else " || true"
+        if step.fresh is not None:
+            lines.append("  rm -f " + shlex.quote(step.fresh))
+        lines.append("  step " + shlex.join(words) + ending)
+    return lines
+
+
+def write_script(plan: Plan, cost: Cost, path: Path) -> None:
+    """Write the script, and make the folders that its tasks write to."""
+    text = script(plan, cost)
+    plan.study.checkpoint_dir.mkdir(parents=True, exist_ok=True)
+    check_cut(plan.study, write=True)
+    target = path if path.is_absolute() else ROOT / path
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(text, encoding="utf-8")

@@ -1,0 +1,300 @@
+"""Study files: what is refused and how, what the shipped ones amount to, and how steps are run."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import studies_tools as tools
+
+from megatron_patches import positions
+from megatron_patches.analysis.rows import Row, append_rows
+from megatron_patches.config import ConfigError, compose, config_sha
+from megatron_patches.studies import ROOT, carry_out, cost, estimate, load_study, make_plan, report
+from megatron_patches.studies.execute import slots
+from megatron_patches.studies.plan import Plan, Step, _yaml
+from megatron_patches.studies.slurm import script
+
+SHIPPED = {file.stem: file for file in sorted((ROOT / "configs/sweeps").glob("*.yml"))}
+# runs, cells: by hand from the papers' tables
+SIZES = {
+    "table3": (6 * 3 * 5, 6 * 2),
+    "table5": (2 * 3 * 5, 6 * 2),
+    "table6": (4 * 3 * 5, 6 * 2),
+    "table9_1024": (3 * 3 * 5, 5 * 2),
+    "table9_1b3": (3 * 3 * 5, 6 * 2),
+    "wikitext103": (2 * 5 * 2, 5 * 2),
+    "factorial": (2 * 3 * 3 * 3 * 2, 6 * 2),
+    "cpu_mini": (14 * 3 * 3 * 2, 8),
+}
+
+
+def test_all_studies_are_shipped():
+    assert set(SIZES) <= set(SHIPPED)
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_shipped_studies_load_and_compose(name):
+    plan = make_plan(load_study(SHIPPED[name]))
+    assert len({run.name for run in plan.runs}) == len(plan.runs)
+    assert len({run.sha for run in plan.runs}) == len(plan.runs)
+    if name in SIZES:
+        runs, cells = SIZES[name]
+        assert len(plan.runs) == runs
+        assert all(len(run.evaluations) * plan.cells_a_step == cells for run in plan.runs)
+    for run in plan.runs[:2]:  # the command composes to what was planned
+        words = run.train.arguments
+        sets = [words[i + 1] for i, word in enumerate(words) if word == "--set"]
+        files = words[words.index("train.py") + 1 :]
+        config = compose([ROOT / file for file in files], sets)
+        assert config == run.config and config_sha(config) == run.sha
+        assert config.save_dir == Path("checkpoints") / name / run.name
+
+
+def test_what_the_shipped_studies_train():
+    mini = make_plan(load_study(SHIPPED["cpu_mini"]))
+    assert set(mini.study.methods) == set(positions.names())
+    for run in mini.runs:
+        config = run.config
+        batch = config.train_micro_batch_size_per_gpu
+        assert config.seq_length * batch == 2048 and config.train_iters == 2000
+        assert config.lr_decay_iters == 2000 and config.max_position_embeddings == config.seq_length
+    paper = make_plan(load_study(SHIPPED["table3"])).runs[0].config
+    assert (paper.train_iters, paper.train_batch_size, paper.seq_length) == (50000, 32, 512)
+    assert paper.is_bf16 and paper.weight_decay == 0.0
+    factorial = make_plan(load_study(SHIPPED["factorial"]))
+    found = {
+        (r.config.weight_decay, r.config.position_weight_decay, r.config.position_sharing)
+        for r in factorial.runs
+    }
+    assert len(found) == 6
+    control = {r.sha for r in mini.runs}
+    ours = {r.config.weight_decay: r for r in factorial.runs if r.levels["sharing"] == "shared"}
+    assert ours[0.0].sha not in control  # sharing is written out here
+    plain = [c for c in ours[0.0].changes if not c.startswith("position_sharing")]
+    files = [ROOT / file for file in ours[0.0].files]
+    assert config_sha(compose(files, plain)) in control
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"metods": ["alibi"]}, ["unknown key `metods`", "nearest: `methods`"]),
+        ({"methods": None}, ["lacks the required `methods`"]),
+        ({"methods": "alibi"}, ["`methods: alibi` expects a list, not a text"]),
+        ({"methods": ["kerple_lgo"]}, ["configs/method/kerple_lgo.yml", "`kerple_log`"]),
+        ({"cluster": "cpus"}, ["`cluster: cpus`", "nearest: `cpu`"]),
+        ({"seeds": [1, 1]}, ["`seeds` lists 1 twice"]),
+        ({"seeds": ["1"]}, ["expects a whole number"]),
+        ({"eval": {"lengths": [16], "protocol": "last"}}, ["`eval.protocol`", "`protocols`"]),
+        (
+            {"eval": {"lengths": [16], "protocols": ["lasst"]}},
+            ["`eval.protocols: lasst`", "`last`"],
+        ),
+        ({"eval": {"lengths": [16], "protocols": ["last"]}}, ["needs `eval.last_k`"]),
+        ({"eval": {"lengths": [16], "last_k": 4}}, ["belongs to protocol `last`"]),
+        ({"eval": {"lengths": [16], "protocols": ["sliding"], "stride": 20}}, ["would skip"]),
+        ({"overrides": {"hiden_size": 8}}, ["`overrides.hiden_size`", "`hidden_size`"]),
+        ({"overrides": {"seed": 8}}, ["`overrides.seed`: the study's key `seeds` decides"]),
+        ({"length_overrides": {"99": {}}}, ["99 is none of `train_lengths` 16"]),
+        ({"output": "elsewhere/x"}, ["must be a folder under results/"]),
+        ({"name": "other"}, ["unknown key `name`"]),
+    ],
+)
+def test_refusals_name_place_and_key(tmp_path, changes, words):
+    study = tools.write_study(tmp_path, **changes)
+    with pytest.raises(ConfigError) as error:
+        load_study(study)
+    for word in (str(study), *words):
+        assert word in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        (
+            {"overrides": {"train_iters": "many"}},
+            "toy, run alibi-text-1: --set: `train_iters: many`",
+        ),
+        ({"factors": {"f": {"a": {"train_iters": 3}}}}, "by `overrides` and by `factors.f.a`"),
+    ],
+)
+def test_what_does_not_compose_names_the_run(tmp_path, changes, word):
+    with pytest.raises(ConfigError) as error:
+        make_plan(load_study(tools.write_study(tmp_path, **changes)))
+    assert word in str(error.value)
+
+
+def test_factors_and_lengths_are_crossed_and_named(tmp_path):
+    study = tools.write_study(
+        tmp_path,
+        train_lengths=[16, 8],
+        length_overrides={8: {"train_micro_batch_size_per_gpu": 8}},
+        factors={
+            "x": {"a": {}, "b": {"weight_decay": 0.1}},
+            "y": {"c": {}, "d": {"warmup": 1e-05}},
+        },
+    )
+    plan = make_plan(load_study(study))
+    assert len(plan.runs) == 2 * 2 * 2 * 4
+    assert [run.name for run in plan.runs[:3]] == [
+        *("alibi-text-1-16-a-c", "rotary-text-1-16-a-c", "alibi-text-1-16-a-d"),
+    ]
+    run = next(run for run in plan.runs if run.name == "rotary-text-2-8-b-d")
+    assert (run.config.weight_decay, run.config.warmup) == (0.1, 1e-05)
+    assert run.config.seq_length * run.config.train_micro_batch_size_per_gpu == 64
+    only = make_plan(load_study(study), ["*-1-16-a-?"])
+    assert {run.name[-3:] for run in only.runs} == {"a-c", "a-d"} and len(only.runs) == 4
+    with pytest.raises(ConfigError, match="no run of toy"):
+        make_plan(load_study(study), ["nothing"])
+
+
+@pytest.mark.parametrize(
+    "value", [1, 0.1, 1e-05, 1e22, True, None, "text", "949,50,1", "off", [0.9, 1e-3], {"a": 1e-8}]
+)
+def test_override_values_survive_the_command_line(value):
+    from megatron_patches.config.reading import read_override
+
+    assert read_override(f"key={_yaml(value)}").value == value
+
+
+def test_what_counts_as_finished(tmp_path):
+    study = tools.write_study(tmp_path)
+    run, other = make_plan(load_study(study)).runs[:2]
+    result = {"loss": 1.0, "perplexity": 2.718281828459045, "bits_per_byte": None}
+    nothing = dict.fromkeys(result)
+    cell = {"method": "alibi", "dataset": "text", "seed": 1, "train_length": 16, "last_k": None}
+    cell |= {"protocol": "nonoverlap", "split": "valid", "config_sha": run.sha, "step": 4}
+    cell |= dict.fromkeys(("tokenizer", "data", "git_sha", "engine", "attention", "dtype"), "x")
+    cell |= {"parameters": 1, "seconds": 0.0}
+
+    def open_cells(length, **changes):
+        scored = {"tokens": length, "windows": 1, "window_losses": [1.0], **result}
+        row = {**cell, "eval_length": length, "stride": length, **scored, **changes}
+        append_rows(tmp_path / "results" / "rows.jsonl", [Row(**row)])
+        plan = make_plan(load_study(study))
+        assert plan.open_cells[other.name, "eval nonoverlap valid"] == 2
+        assert bool(plan.steps(run)) == bool(plan.open_cells[run.name, "eval nonoverlap valid"])
+        return plan.open_cells[run.name, "eval nonoverlap valid"]
+
+    empty = {"tokens": 0, "windows": 0, "window_losses": [], "message": "why", **nothing}
+    assert open_cells(16, split="test") == 2
+    assert open_cells(16, config_sha="another") == 2
+    assert open_cells(16, step=2) == 2  # scored before the training ended
+    assert open_cells(16) == 1
+    assert open_cells(32, status="failed", **empty) == 1  # to be tried again
+    assert open_cells(32, status="refused", **empty) == 0  # that is the answer
+
+
+def test_kernels_are_written_once_a_run(tmp_path):
+    asked = {"lengths": [16], "splits": ["valid", "test"], "kernels": True}
+    plan = make_plan(load_study(tools.write_study(tmp_path, eval=asked)))
+    first, second = plan.runs[0].evaluations
+    file = f"{tmp_path}/results/kernels/alibi-text-1.jsonl"
+    assert first.arguments[-2:] == ("--kernels", file) and first.fresh == file
+    assert "--kernels" not in second.arguments and second.fresh is None
+    assert f"  rm -f {file}\n  step alibi-text-1 'eval" in script(plan, cost.Cost(0, 0, (), None))
+
+
+def test_rows_of_another_cut_of_the_text_are_refused(tmp_path):
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "cut.json").write_text('{"longest": 32, "max_tokens": 500}')
+    with pytest.raises(ConfigError, match="with `eval.max_tokens` 500, the study has 129"):
+        make_plan(load_study(tools.write_study(tmp_path)))
+
+
+def test_cost_counts_what_each_protocol_reads(tmp_path, monkeypatch):
+    monkeypatch.setattr(cost, "_describe", lambda run: cost.Model(16, "a model", 1.5))
+    asked = {"lengths": [16, 32], "max_tokens": 129}
+    asked |= {"protocols": ["nonoverlap", "last", "sliding"], "last_k": 4, "stride": 8}
+    plan = make_plan(load_study(tools.write_study(tmp_path, eval=asked)))
+    found = estimate(plan, 10.0)
+    last = (128 - 32) // 8 + 1
+    assert found.evaluation_tokens == 4 * (129 * 2 + last * 48 + (129 // 8 + 1) * 48)
+    assert found.training_tokens == 4 * 4 * 64
+    hours = (found.training_tokens + found.evaluation_tokens / 3) / 10 / 3600
+    assert found.hours(1) == pytest.approx(hours) and found.hours(2) == pytest.approx(hours / 2)
+    assert "memory about 1.5 GB a run" in report(plan, found, 2, "the CPU")
+    assert len(slots(plan, 3, 1.5)) == 3
+    assert len(slots(plan, None, 1e9)) == 1  # never more than the memory holds
+    assert slots(plan, 1, None)[0]["OMP_NUM_THREADS"] == "1"
+
+
+def test_gpus_take_a_run_each(monkeypatch):
+    plan = make_plan(load_study(SHIPPED["table3"]))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
+    assert slots(plan, None, None) == [{"CUDA_VISIBLE_DEVICES": "2"}, {"CUDA_VISIBLE_DEVICES": "5"}]
+    text = script(plan, cost.Cost(0, None, (), None))
+    assert "#SBATCH --gpus=1\n" in text and "--array=0-89\n" in text and "/work" not in text
+
+
+# ---- carrying out, with commands that take no time -----------------------------------------------
+
+
+def with_commands(plan: Plan, train: str, evaluate: str = "pass") -> Plan:
+    """The plan with Python code in place of its commands; `RUN` stands for the run's name."""
+
+    def changed(run):
+        code = [text.replace("RUN", run.name) for text in (train, evaluate)]
+        steps = tuple(Step(("-c", code[1]), s.protocol, s.split) for s in run.evaluations)
+        return replace(run, train=Step(("-c", code[0])), evaluations=steps)
+
+    return replace(plan, runs=tuple(map(changed, plan.runs)))
+
+
+def test_a_failure_is_recorded_and_the_rest_goes_on(tmp_path):
+    plan = make_plan(load_study(tools.write_study(tmp_path)))
+    train = "import sys; 'RUN' == 'alibi-text-1' and sys.exit('error: on purpose')"
+    evaluate = f"open({str(tmp_path)!r} + '/RUN', 'w'); assert 'RUN' != 'rotary-text-2', 'why'"
+    said: list[str] = []
+    failures = carry_out(with_commands(plan, train, evaluate), [{}, {}], said.append)
+    found = sorted((f.run, f.step, f.exit_code, f.message) for f in failures)
+    assert found == [
+        ("alibi-text-1", "train", 1, "error: on purpose"),
+        ("rotary-text-2", "eval nonoverlap valid", 1, "AssertionError: why"),
+    ]
+    lines = (tmp_path / "results" / "failed.jsonl").read_text().splitlines()
+    assert sorted(json.loads(line)["run"] for line in lines) == [row[0] for row in found]
+    assert not (tmp_path / "alibi-text-1").exists()  # no model, so nothing to score
+    assert (tmp_path / "alibi-text-2").exists() and len(said) == 4
+
+
+def test_runs_go_side_by_side_and_no_more_than_asked(tmp_path):
+    plan = make_plan(load_study(tools.write_study(tmp_path)))
+    mark = f"import time; open({str(tmp_path)!r} + '/times', 'a').write(TEXT + chr(10))"
+    train = (
+        mark.replace("TEXT", "f'{time.time()} 1'")
+        + "; time.sleep(0.6); "
+        + mark.replace("TEXT", "f'{time.time()} -1'")
+    )
+    assert carry_out(with_commands(plan, train), [{}, {}], lambda _: None) == []
+    events = sorted(
+        tuple(map(float, s.split())) for s in (tmp_path / "times").read_text().split("\n") if s
+    )
+    levels = [sum(step for _, step in events[: i + 1]) for i in range(len(events))]
+    assert max(levels) == 2
+
+
+def test_a_second_sweep_of_the_study_waits_its_turn(tmp_path):
+    plan = make_plan(load_study(tools.write_study(tmp_path)))
+    slow = with_commands(plan, "import time; time.sleep(1.5)")
+    thread = threading.Thread(target=carry_out, args=(slow, [{}] * 4, lambda _: None))
+    thread.start()
+    while not list(tmp_path.glob("runs/*/output.txt")):
+        time.sleep(0.01)
+    with pytest.raises(ConfigError, match="still at work"):
+        carry_out(slow, [{}], lambda _: None)
+    thread.join()
+
+
+def test_missing_data_stop_a_sweep_before_it_starts(tmp_path):
+    study = tools.write_study(tmp_path)
+    (tmp_path / "valid.idx").unlink()
+    plan = make_plan(load_study(study))
+    with pytest.raises(ConfigError, match="dataset text: .*valid.bin and .idx are missing"):
+        carry_out(plan, [{}], lambda _: None)
+    assert not (tmp_path / "runs").exists()

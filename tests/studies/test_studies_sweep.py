@@ -1,0 +1,177 @@
+"""`scripts/sweep.py` on a toy study: parallel runs, an interrupt, a failure, and going on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import studies_tools as tools
+
+from megatron_patches.analysis.rows import cell_key, latest_rows, read_kernels, read_rows
+from megatron_patches.studies import ROOT, Failure, load_study, make_plan
+
+VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def start(study: Path, *arguments: str) -> subprocess.Popen[str]:
+    env = {key: value for key, value in os.environ.items() if key not in VARIABLES}
+    return subprocess.Popen(
+        [sys.executable, "scripts/sweep.py", str(study), *arguments],
+        cwd=ROOT,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def sweep(study: Path, *arguments: str) -> tuple[int, str, str]:
+    process = start(study, *arguments)
+    out, err = process.communicate(timeout=300)
+    return process.returncode, out, err
+
+
+def alive(folder: Path) -> list[str]:
+    """Command lines of processes that work in `folder`."""
+    found = []
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            text = file.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+        if f"{folder}/runs" in text:
+            found.append(text)
+    return found
+
+
+@pytest.mark.slow
+def test_interrupted_failed_and_resumed(tmp_path):
+    asked = {"lengths": tools.LENGTHS, "max_tokens": 129, "kernels": True}
+    study = tools.write_study(tmp_path, eval=asked)
+    rows = tmp_path / "results" / "rows.jsonl"
+
+    process = start(study, "--parallel", "2")
+    until = time.monotonic() + 120
+    while not list(tmp_path.glob("runs/*/log.jsonl")) and process.poll() is None:
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (130, "interrupted\n")
+    assert alive(tmp_path) == []
+    assert not (tmp_path / "results" / "failed.jsonl").exists()
+
+    # On purpose: this folder belongs to somebody else's run.
+    foreign = tmp_path / "runs" / "rotary-text-2"
+    foreign.mkdir(parents=True, exist_ok=True)
+    config = (ROOT / "configs/base/tiny.yml").read_text() + "pos_emb: none\n"
+    (foreign / "config.yml").write_text(config)
+    (foreign / "log.jsonl").touch()
+    code, out, err = sweep(study, "--parallel", "2")
+    assert code == 1
+    assert "failed: rotary-text-2, train, exit code 2: error: " in err
+    assert "holds a run of another configuration" in err
+    assert "rotary-text-2: FAILED" in out and "alibi-text-2: done" in out
+    (failed,) = map(json.loads, (tmp_path / "results" / "failed.jsonl").read_text().splitlines())
+    assert (failed["run"], failed["step"], failed["exit_code"]) == ("rotary-text-2", "train", 2)
+    assert failed["command"].startswith("python deepy.py --set train_iters=4")
+    assert "another configuration" in failed["message"]
+    assert len(read_rows(rows)) == 6  # the other three, at two lengths
+
+    for file in foreign.iterdir():
+        file.unlink()
+    before = rows.read_bytes()
+    code, out, err = sweep(study)
+    assert (code, err) == (0, "")
+    assert "3 of 4 runs, 6 of 8 cells" in out and "[1/1] rotary-text-2: done" in out
+    assert rows.read_bytes().startswith(before)
+    found = read_rows(rows)
+    assert max(Counter(map(cell_key, found)).values()) == 1 and len(latest_rows(found)) == 8
+    assert {(r.method, r.seed) for r in found} == {
+        (m, s) for m in tools.METHODS for s in tools.SEEDS
+    }
+    assert {r.eval_length for r in found} == set(tools.LENGTHS)
+    assert {r.step for r in found} == {4} and {r.tokens for r in found} == {128}
+
+    kernels = read_kernels(tmp_path / "results" / "kernels" / "alibi-text-2.jsonl")
+    assert [kernel.head for kernel in kernels] == [0, 1]
+
+    code, out, _ = sweep(study)
+    assert code == 0 and "4 of 4 runs, 8 of 8 cells" in out and "[1/" not in out
+    assert rows.read_bytes().count(b"\n") == 8
+
+
+@pytest.mark.slow
+def test_dry_run_prints_plan_and_cost_and_writes_nothing(tmp_path):
+    study = tools.write_study(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    code, out, err = sweep(study, "--dry-run", "--list", "--tokens-per-second", "100")
+    assert (code, err) == (0, "")
+    assert "toy: 2 methods x 1 dataset x 2 seeds x 1 training length, 4 runs" in out
+    # 4 runs x 4 steps x 4 sequences of 16; 129 tokens at two lengths
+    assert "4 trainings of 1,024 tokens together, 8 cells, evaluation: 1,032 tokens" in out
+    assert "4 x 1 x 1 = 4 sequences of 16 = 64 tokens a step; memory about 0.0 GB a run" in out
+    assert "at 100 tokens/s a run" in out
+    assert "  rotary-text-2: train, eval nonoverlap valid\n" in out
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+STUB = """#!/bin/bash
+echo "$*" >> "$CALLS"
+case "$*" in
+*FAILS*) echo "error: on purpose" >&2; exit 2 ;;
+esac
+"""
+
+
+@pytest.mark.slow
+def test_slurm_script_runs_the_exact_commands(tmp_path):
+    study = tools.write_study(tmp_path)
+    file, stub, calls = tmp_path / "array.sh", tmp_path / "python.sh", tmp_path / "calls"
+    code, _, err = sweep(study, "--slurm", str(file), "--only", "alibi-*")
+    assert (code, err) == (0, "")
+    assert subprocess.run(["bash", "-n", str(file)]).returncode == 0
+    text = file.read_text()
+    assert "#SBATCH --array=0-1\n" in text and "#SBATCH --cpus-per-task=1\n" in text
+    assert str(ROOT) not in text.replace(str(tmp_path), "")
+
+    def task(number: int, fails: str) -> tuple[int, list[str]]:
+        stub.write_text(STUB.replace("FAILS", fails))
+        stub.chmod(0o755)
+        calls.write_text("")
+        env = {**os.environ, "PYTHON": str(stub), "CALLS": str(calls)}
+        env |= {"SLURM_ARRAY_TASK_ID": str(number), "SLURM_ARRAY_JOB_ID": "7"}
+        done = subprocess.run(["bash", str(file)], cwd=ROOT, env=env, capture_output=True)
+        return done.returncode, calls.read_text().splitlines()
+
+    plan = make_plan(load_study(study), ["alibi-*"])
+    commands = [[" ".join(step.arguments) for step in plan.steps(run)] for run in plan.runs]
+    assert len(commands[0]) == 2
+    assert task(0, "nothing") == (0, commands[0])
+    assert task(1, "nothing") == (0, commands[1])
+    assert not (tmp_path / "results" / "failed.jsonl").exists()
+    assert task(1, "train.py") == (1, commands[1][:1])  # no model, so nothing to score
+    assert task(0, "eval.py") == (1, commands[0])
+    assert task(2, "nothing")[0] == 2
+    lines = (tmp_path / "results" / "failed.jsonl").read_text().splitlines()
+    found = [json.loads(line) for line in lines]
+    assert [set(item) for item in found] == [{field.name for field in fields(Failure)}] * 2
+    assert [(f["run"], f["step"], f["exit_code"]) for f in found] == [
+        ("alibi-text-2", "train", 2),
+        ("alibi-text-1", "eval nonoverlap valid", 2),
+    ]
+
+
+def test_errors_are_one_line_and_exit_2(tmp_path):
+    study = tools.write_study(tmp_path, methods=["alibbi"])
+    code, _, err = sweep(study, "--dry-run")
+    assert code == 2 and err.startswith("error: ") and "Traceback" not in err
+    assert "nearest: `alibi`" in err and f"{study}:" in err
