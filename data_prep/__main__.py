@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import sys
 
 from data_prep import corpora
@@ -25,6 +26,8 @@ an interrupted preparation is continued by the same command.
 def main(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     debug = "--debug" in arguments
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal without UTF-8 must not end it
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         if arguments[:1] == ["inspect"]:
             return _inspect(arguments[1:])

@@ -26,6 +26,13 @@ def byte_characters() -> list[str]:
     return characters
 
 
+# Limits of the proof in `ranks`, whose time grows with the square of a token's length. GPT-2's
+# longest token has 128 bytes and its squares sum up to 2.5 million.
+LONGEST_PROVEN = 256
+_MOST_WORK = 50_000_000
+# The longest word, in bytes, that a trainer sees whole (see tokenizing.train_bpe).
+LONGEST_TRAINED = 256
+
 _BYTE_OF = {ord(character): byte for byte, character in enumerate(byte_characters())}
 # Characters below 256 that stand for no byte become one that Latin-1 refuses.
 _TO_LATIN = dict.fromkeys(range(256), 256) | _BYTE_OF
@@ -85,7 +92,8 @@ def ranks(content: Mapping[str, Any], proven: bool = False) -> dict[bytes, int] 
     tokens that exactly cover t can only have come from merges inside t, in the order in which t
     alone would be merged; so tiktoken never sees a mergeable pair that the merge list lacks, and
     both libraries always pick the same one (lowest id, leftmost). ``proven``: this was found to
-    hold before, so the second it takes for GPT-2's vocabulary is saved.
+    hold before, so the second it takes for GPT-2's vocabulary is saved. A vocabulary with a token
+    above ``LONGEST_PROVEN`` bytes, or with very many long ones, is not tried: None.
     """
     if not _is_plain(content):
         return None
@@ -99,6 +107,9 @@ def ranks(content: Mapping[str, Any], proven: bool = False) -> dict[bytes, int] 
         }
         if proven:
             return table
+        lengths = [len(token) for token in table]
+        if max(lengths, default=0) > LONGEST_PROVEN or sum(n * n for n in lengths) > _MOST_WORK:
+            return None
         pairs = [pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"]]
         merges = [tuple(_spelled(part) for part in pair) for pair in pairs]
     except UnicodeEncodeError:

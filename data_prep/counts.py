@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from data_prep.files import sha256_text
+from data_prep.files import printable, sha256_text
 from data_prep.reading import Reading
 from data_prep.splits import Selection
 
 
 def sources_of(reading: Reading, provenance: dict[str, Any]) -> dict[str, Any]:
-    names = sorted(f"{Path(path).name} {sha}" for path, sha in reading.sources.items())
+    names = sorted(f"{printable(Path(path).name)} {sha}" for path, sha in reading.sources.items())
     return {
         "files": len(names),
         "sha256": sha256_text("\n".join(names)),

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import glob
 import hashlib
 import json
 import os
 import secrets
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -50,24 +52,61 @@ def staged(*targets: Path) -> Iterator[list[BinaryIO]]:
             path.unlink(missing_ok=True)
 
 
+def clear_leftovers(*targets: Path) -> None:
+    """Remove what killed `staged` calls left of ``targets``, whose folder the caller has locked."""
+    for target in targets:
+        for path in target.parent.glob(f".{glob.escape(target.name)}{PARTIAL}*"):
+            path.unlink(missing_ok=True)
+
+
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Exclude other preparations of ``folder``; the lock goes with the process, leaving no file."""
-    handle = os.open(folder, os.O_RDONLY)
+    """Exclude other preparations and merges from ``folder``, which is made where it is missing.
+
+    The lock goes with the process, leaving no file; a folder made here and left empty goes, too.
+    A full disk is an OSError that names the folder and says what to do.
+    """
+    existed = folder.exists()
+    handle = _lock(folder)
     try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        what = "the disk is full: free some space and repeat the command, or change --output"
+        raise OSError(error.errno, what, str(error.filename or folder)) from error
+    finally:
+        if not existed:  # under the lock: the folder may be another's as soon as it is released
+            with suppress(OSError):  # not empty: the result, or what can be continued
+                folder.rmdir()
+        os.close(handle)
+
+
+def _lock(folder: Path) -> int:
+    while True:
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            handle = os.open(folder, os.O_RDONLY)
+        except FileNotFoundError:  # whoever made it removed it just now
+            continue
+        kept = False
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with suppress(FileNotFoundError):  # removed by its owner: make it anew
+                kept = os.path.samestat(os.fstat(handle), folder.stat())
+            if kept:
+                return handle
         except BlockingIOError as error:
             raise DataError(
-                f"{folder}: another preparation is running here; wait for it"
+                f"{folder}: another preparation is running here, or a merge; wait for it"
             ) from error
         except OSError as error:
             raise DataError(
                 f"{folder} cannot be locked ({error.strerror}); prepare on a local disk and copy"
             ) from error
-        yield
-    finally:
-        os.close(handle)
+        finally:
+            if not kept:
+                os.close(handle)
 
 
 def write_json(target: Path, content: dict[str, Any]) -> None:
@@ -77,7 +116,13 @@ def write_json(target: Path, content: dict[str, Any]) -> None:
 
 
 def json_bytes(content: dict[str, Any]) -> bytes:
-    return (json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
+    text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    return text.encode("utf-8", "backslashreplace")
+
+
+def printable(name: str) -> str:
+    """A file's name as text; bytes in it that are not UTF-8 are spelt out (``\\udcff``)."""
+    return name.encode("utf-8", "backslashreplace").decode()
 
 
 def sha256_file(path: Path) -> str:

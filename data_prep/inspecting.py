@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from pathlib import Path
 
 import numpy as np
@@ -30,14 +31,24 @@ def report(prefix: str, *, tokenizer: str | None = None, documents: int = 2) -> 
     ]
     found = _tokenizer(data, tokenizer)
     if found is None:
-        return "\n".join([*lines, "no tokenizer beside the data: give --tokenizer to decode"])
+        return _plain([*lines, "no tokenizer beside the data: give --tokenizer to decode"])
     wanted = (data.sidecar or {}).get("tokenizer", {}).get("fingerprint", found.fingerprint)
     if wanted != found.fingerprint:
         lines.append(f"WARNING: {found.origin} is {found.fingerprint}, not the tokenizer {wanted}")
     for i in range(min(documents, len(data))):
         text = found.decode(data.get(i, 0, min(int(sizes_N[i]), _SHOWN)))
         lines += [f"--- document {i}, {sizes_N[i]} tokens", text[:_SHOWN]]
-    return "\n".join(lines)
+    return _plain(lines)
+
+
+def _plain(lines: list[str]) -> str:
+    """Joined, control characters escaped: a document must not be able to drive the terminal."""
+    return "".join(
+        character
+        if character in "\n\t" or unicodedata.category(character) not in ("Cc", "Cs")
+        else character.encode("unicode_escape").decode()
+        for character in "\n".join(lines)
+    )
 
 
 def _histogram(sizes_N: np.ndarray) -> list[str]:

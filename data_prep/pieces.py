@@ -100,10 +100,11 @@ def _fields(data: bytes, at: int, end: int) -> Iterator[tuple[int, int, int]]:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = data[at]
-        value |= (byte & 127) << shift
-        at, shift = at + 1, shift + 7
+    """The number at ``at`` and what comes after it; DataError past the 10 bytes of 64 bits."""
+    value = 0
+    for place in range(10):
+        byte = data[at + place]
+        value |= (byte & 127) << (7 * place)
         if byte < 128:
-            return value, at
+            return value, at + place + 1
+    raise DataError(f"a number at byte {at} has more than 10 bytes")

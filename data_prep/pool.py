@@ -29,11 +29,12 @@ def encode_all(
 ) -> Iterator[np.ndarray]:
     """Ids int32 [T] of each text, in the order of ``texts`` whatever ``workers`` is.
 
-    With ``append_eod`` exactly one EOD ends each document. A killed worker is a DataError.
+    With ``append_eod`` exactly one EOD ends each document. A killed worker is a DataError, and so
+    is a text on which the tokenizer fails; that message quotes its beginning.
     """
     tail = [tokenizer.eod] if append_eod else []
     if workers == 1:
-        encoded: Iterable[np.ndarray] = map(tokenizer.encode_array, texts)
+        encoded: Iterable[np.ndarray] = (_encoded(tokenizer, text) for text in texts)
     else:
         encoded = _encode_in_pool(tokenizer, texts, workers)
     for ids in encoded:
@@ -150,6 +151,18 @@ def _work(connection: Connection, tokenizer: Tokenizer) -> None:
 
 def _answer(tokenizer: Tokenizer, texts: list[str]) -> list[np.ndarray] | str:
     try:
-        return [tokenizer.encode_array(text) for text in texts]
-    except Exception as error:  # whatever it was, the parent must hear of it
-        return repr(error)
+        return [_encoded(tokenizer, text) for text in texts]
+    except BaseException as error:  # whatever it was, the parent must hear of it
+        return str(error) if isinstance(error, DataError) else repr(error)
+
+
+def _encoded(tokenizer: Tokenizer, text: str) -> np.ndarray:
+    try:
+        return tokenizer.encode_array(text)
+    except (KeyboardInterrupt, SystemExit, MemoryError, DataError):
+        raise
+    except BaseException as error:  # a panic of tokenizers or tiktoken is no Exception
+        raise DataError(
+            f"{error!r} from the tokenizer {tokenizer.origin} at the document that begins "
+            f"{text[:60]!r}; take that document out of the input, or use another tokenizer"
+        ) from error

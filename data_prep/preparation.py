@@ -6,6 +6,7 @@ very end, so a failed or killed run leaves nothing that looks finished.
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -40,6 +41,8 @@ class Preparation:
     workers: int | None
     sums: Sums
     say: Say
+    force: bool = False
+    opened: dict[Path, os.stat_result] = field(default_factory=dict, init=False)
     spooled: Spooled | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -49,17 +52,14 @@ class Preparation:
     def run(self, tokenizer: Tokenizer | None) -> dict[str, Any]:
         """``tokenizer`` None: learn one. Returns prepared.json; DataError for unusable data."""
         start = time.monotonic()
-        # A local corpus is small, and its text may come from another package next time.
-        resumable = not isinstance(self.known, LocalCorpus)
+        # Outside of `try`: a wrong request must not cost what an interrupted run has done.
+        self.spooled = self.work.open(self.options, self.files, self.sums, self.force, self.say)
         try:
-            self.spooled = self.work.open(self.options, self.files, resumable, self.say)
             if self.spooled is None:
                 self.spooled = self._read()
-                if resumable:
+                # A local corpus is small, and its text may come from another package next time.
+                if not isinstance(self.known, LocalCorpus):
                     self.work.keep_reading(self.options, self.spooled)
-            else:
-                entries = zip(self.files, self.spooled.inputs, strict=True)
-                self.sums.check({str(path): entry["sha256"] for path, entry in entries})
             tokenizer = self._tokenizer(tokenizer)
             splits = {name: self._tokenize(name, tokenizer) for name in self._wanted()}
             self._check_lengths(splits)
@@ -118,7 +118,7 @@ class Preparation:
             bytes=dict(writer.bytes),
             sources=sources_of(reading, fetched.provenance),
             dropped=dropped_of(reading, selection, fetched.provenance),
-            inputs=finished.describe_inputs(self.files, reading.sources),
+            inputs=finished.describe_inputs(self.files, reading.sources, self.opened),
         )
         self._check_documents(spooled, reading)
         return spooled
@@ -139,10 +139,12 @@ class Preparation:
         known = self.known
         own = known.read if isinstance(known, PublishedCorpus) else None
         for path in self.files:
+            self.opened[path] = path.stat()
             if own:
                 yield from own([path], reading)
             else:
                 yield from read([path], reading, pile_set=self.options.pile_set)
+            finished.check_unchanged(path, self.opened[path])
             self.sums.check(reading.sources)
 
     def _check_documents(self, spooled: Spooled, reading: Reading) -> None:

@@ -7,14 +7,13 @@ Two runs into one folder exclude each other by a lock on that folder; what happe
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from data_prep import corpora, finished
 from data_prep.corpora import LocalCorpus, PublishedCorpus
 from data_prep.errors import UsageError
-from data_prep.files import locked
+from data_prep.files import clear_leftovers, locked
 from data_prep.options import Options
 from data_prep.preparation import Preparation, make_sums
 from data_prep.progress import Say, to_stderr
@@ -52,25 +51,19 @@ def prepare(
     tokenizer = _tokenizer_before_reading(options)
     if tokenizer is not None:
         options = options.with_tokenizer(tokenizer.fingerprint)
-    existed = output.exists()
-    output.mkdir(parents=True, exist_ok=True)
-    try:
-        with locked(output):
-            finished.check_apart(output, files)
-            _complete(output, say)
-            if force and (output / "documents").is_dir():
-                finished.check_own_archive(output / "documents")
-            found = None if force else finished.check(output, options, files)
-            if found is None:
-                return Preparation(options, files, output, workers, sums, say).run(tokenizer)
-            inputs_now = zip(files, found["inputs"], strict=True)
-            sums.check({str(path): entry["sha256"] for path, entry in inputs_now})
-            say(f"{output} is already prepared with these options: nothing to do")
-            return found
-    finally:
-        if not existed:
-            with suppress(OSError):  # not empty: the result, or what can be continued
-                output.rmdir()
+    with locked(output):
+        finished.check_apart(output, files)
+        clear_leftovers(*finished.outputs(output))
+        _complete(output, say)
+        if force:
+            finished.check_replaceable(output)
+        found = None if force else finished.check(output, options, files)
+        if found is None:
+            return Preparation(options, files, output, workers, sums, say, force).run(tokenizer)
+        inputs_now = zip(files, found["inputs"], strict=True)
+        sums.check({str(path): entry["sha256"] for path, entry in inputs_now})
+        say(f"{output} is already prepared with these options: nothing to do")
+        return found
 
 
 def _complete(output: Path, say: Say) -> None:

@@ -10,7 +10,7 @@ two lines of a plain file. The sha256 of each file, in `Reading.sources`, tells.
 
 from __future__ import annotations
 
-import glob
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -24,8 +24,9 @@ from data_prep.readers.base import (
     Reading,
     Source,
     check_pile_set,
+    check_regular,
 )
-from data_prep.readers.folders import files_below
+from data_prep.readers.folders import files_below, matching
 from data_prep.readers.streams import decompressed, lines
 
 __all__ = [
@@ -50,17 +51,13 @@ def expand(inputs: Iterable[str | Path]) -> list[Path]:
     """Files named by paths, folders (all the files below) and globs, sorted within each input.
 
     Hidden files are left out of folders. UsageError for a missing path, DataError for an ending
-    that is not supported and for a file named twice.
+    that is not supported, a file named twice and what is no regular file or cannot be listed.
     """
     files: list[Path] = []
     for given in inputs:
-        exact = Path(given).exists()
-        matching = (
-            [Path(given)] if exact else sorted(map(Path, glob.glob(str(given), recursive=True)))
-        )
-        found = [
-            file for path in matching for file in (files_below(path) if path.is_dir() else [path])
-        ]
+        exact = os.path.exists(given)
+        named = [Path(given)] if exact else matching(str(given))
+        found = [file for path in named for file in _files_of(path)]
         if not found:
             raise UsageError(f"{given}: no such file, and no file matches")
         files += found
@@ -70,6 +67,13 @@ def expand(inputs: Iterable[str | Path]) -> list[Path]:
     if len({path.resolve() for path in files}) != len(files):
         raise UsageError("an input file is named twice; its documents would be counted twice")
     return files
+
+
+def _files_of(path: Path) -> list[Path]:
+    if os.path.isdir(path):
+        return files_below(path)
+    check_regular(path)  # now: opening a pipe would wait for ever
+    return [path]
 
 
 def read(

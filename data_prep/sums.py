@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
 from data_prep.errors import DataError, UsageError
@@ -53,6 +54,22 @@ class Sums:
                 )
 
 
+@dataclass(frozen=True)
+class _Listed:
+    """A line of a file of sums."""
+
+    number: int
+    name: Path
+    sha256: str
+
+    def nearness(self, path: Path) -> tuple[bool, int]:
+        """Whether ``path`` ends in the whole name, and how many parts the two ends share."""
+        parts = [part for part in self.name.parts if part != ".."]
+        pairs = zip(reversed(parts), reversed(path.absolute().parts), strict=False)
+        shared = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
+        return shared == len(parts), shared
+
+
 def published_sums(
     known: Mapping[str, str | None], files: list[Path]
 ) -> dict[str, tuple[str, str]]:
@@ -68,16 +85,29 @@ def _from_file(listing: Path, files: list[Path]) -> dict[str, tuple[str, str]]:
         raise UsageError(
             f"--sha256 {listing}: neither 64 hexadecimal digits nor a readable file of sums"
         ) from error
-    sums: dict[str, str] = {}
+    sums: list[_Listed] = []
     for number, line in enumerate(lines, 1):
         match = _LINE.fullmatch(line)
         if not match and line.strip():
             raise UsageError(
                 f"{listing}:{number}: 'SHA256  NAME' is wanted, as sha256sum writes it"
             )
-        if match and sums.setdefault(Path(match[2]).name, match[1].lower()) != match[1].lower():
-            raise UsageError(f"{listing}:{number}: a second, other sum of {Path(match[2]).name}")
-    missing = [path for path in files if path.name not in sums]
-    if missing:
-        raise UsageError(f"{listing} has no sum of {missing[0].name}, an input file")
-    return {str(path): (sums[path.name], f"in {listing}") for path in files}
+        if match:
+            sums.append(_Listed(number, Path(match[2]), match[1].lower()))
+    return {str(path): (_sum_of(path, sums, listing), f"in {listing}") for path in files}
+
+
+def _sum_of(path: Path, sums: list[_Listed], listing: Path) -> str:
+    """That of the name that ``path`` ends in, else of the one that shares most with its end."""
+    near = [(entry.nearness(path), entry) for entry in sums if entry.name.name == path.name]
+    if not near:
+        raise UsageError(f"{listing} has no sum of {path.name}, an input file")
+    best = max(nearness for nearness, _ in near)
+    first, *others = [entry for nearness, entry in near if nearness == best]
+    for other in others:
+        if other.sha256 != first.sha256:
+            raise UsageError(
+                f"{listing}:{other.number}: a second, other sum of {path.name}, after line "
+                f"{first.number}; let the names say which of them is {path}"
+            )
+    return first.sha256

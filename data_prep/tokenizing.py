@@ -33,6 +33,8 @@ _GPT2_HELP = (
 )
 # tiktoken 0.14 panics at about a million whitespace characters in a row; stay far below.
 _RUN = 1 << 15
+_MOST_IDS = 2**31  # ids are stored as int32 at the widest
+_FILE_LIMIT = 200 << 20  # bytes of a tokenizer's file; the largest in use have about 35 MB
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model")  # in a data folder, one of them
 
 
@@ -66,7 +68,14 @@ class Tokenizer:
         self._backend.no_padding()
         self._backend.encode_special_tokens = True
         self.eod = self._backend.token_to_id(EOD)
-        self.vocab_size = max(self._backend.get_vocab(with_added_tokens=True).values()) + 1
+        largest = max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1)
+        if not 0 <= largest < _MOST_IDS:
+            what = "has an empty vocabulary" if largest < 0 else f"has the id {largest}"
+            raise DataError(
+                f"{origin} {what}; 1 to {_MOST_IDS} ids from 0 on can be stored: give another "
+                "tokenizer.json, or number its vocabulary anew"
+            )
+        self.vocab_size = largest + 1
 
     @cached_property
     def type(self) -> str:
@@ -148,19 +157,41 @@ def load_tokenizer(name: str | Path) -> Tokenizer:
     if path.suffix == ".model":
         from data_prep.pieces import PieceTokenizer
 
-        return PieceTokenizer(path.read_bytes(), str(path))
-    return Tokenizer(path.read_bytes(), str(path))
+        return PieceTokenizer(_content(path), str(path))
+    return Tokenizer(_content(path), str(path))
+
+
+def _content(path: Path) -> bytes:
+    """All bytes of a tokenizer's file; DataError above ``_FILE_LIMIT``, before any is read."""
+    size = path.stat().st_size
+    if size > _FILE_LIMIT:
+        raise DataError(
+            f"{path} has {size:,} bytes, a tokenizer's file at most {_FILE_LIMIT:,}; give a "
+            "tokenizer.json or a .model"
+        )
+    return path.read_bytes()
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """A byte-level BPE of at most ``vocab_size`` entries; id 0 is ``<|endoftext|>``."""
+    """A byte-level BPE of at most ``vocab_size`` entries; id 0 is ``<|endoftext|>``.
+
+    The trainer's time grows with the square of a word, so it sees a word (a run of letters, digits,
+    signs or blanks) of more than ``LONGEST_TRAINED`` bytes in pieces of that many. Encoding cuts
+    nothing.
+    """
+    from tokenizers import Regex, models, pre_tokenizers, trainers
     from tokenizers import Tokenizer as Backend
-    from tokenizers import models, pre_tokenizers, trainers
 
     if vocab_size < 257:
         raise UsageError(f"vocabulary of {vocab_size}: 256 bytes and {EOD} need at least 257")
     backend = Backend(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    pieces = Regex(f".{{1,{bytebpe.LONGEST_TRAINED}}}")  # of characters that stand for bytes
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+            pre_tokenizers.Split(pieces, behavior="isolated"),
+        ]
+    )
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
         special_tokens=[EOD],
@@ -185,9 +216,11 @@ def _gpt2_json(folder: Path | None) -> bytes:
     files = {part: _gpt2_file(folder, part) for part in ("vocab", "merges")}
     try:
         # Not splitlines: only "\n" ends a merge.
-        lines = files["merges"].read_bytes().decode().split("\n")
+        lines = _content(files["merges"]).decode().split("\n")
         merges = [line.split(" ") for line in lines if line and not line.startswith("#version")]
-        result = bytebpe.tokenizer_json(json.loads(files["vocab"].read_bytes()), merges)
+        result = bytebpe.tokenizer_json(json.loads(_content(files["vocab"])), merges)
+    except DataError:
+        raise
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(
             f"{files['vocab']} or {files['merges'].name} is damaged: {error!r}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -126,10 +127,33 @@ class Source:
 Reader = Callable[[Source, Reading], Iterator[Document]]
 
 
+def check_regular(path: Path) -> None:
+    """DataError unless ``path`` is a regular file or a link to one: a pipe would never end."""
+    try:
+        mode = path.stat().st_mode
+    except OSError as error:
+        if path.is_symlink():
+            raise DataError(
+                f"{path}: a link to what cannot be reached ({error.strerror}); restore its target "
+                "or remove the link"
+            ) from error
+        raise DataError(
+            f"{path}: {error.strerror}; make it readable, or move it out of the input"
+        ) from error
+    if not stat.S_ISREG(mode):
+        kinds = ((stat.S_ISFIFO, "a pipe"), (stat.S_ISSOCK, "a socket"), (stat.S_ISDIR, "a folder"))
+        kind = next((name for test, name in kinds if test(mode)), "a device")
+        raise DataError(
+            f"{path}: {kind}, not a regular file; write its content to a file and give that, or "
+            "move it out of the input"
+        )
+
+
 class Hashed:
     """Blocks of an open file, hashed and counted on their way; an iterator."""
 
     def __init__(self, path: Path, reading: Reading) -> None:
+        check_regular(path)
         self._raw = open(path, "rb")  # noqa: SIM115  closed by `close`
         self._reading = reading
         self._digest = hashlib.sha256()

@@ -84,7 +84,7 @@ class SampleOrder:
 
     def __len__(self) -> int:
         # As in NeoX, whose dataset never reaches the last entry of its shuffled order.
-        return len(self.order) - 1
+        return max(len(self.order) - 1, 0)
 
     def __getitem__(self, index: int) -> np.ndarray:
         """int64 `[length + 1]`; IndexError outside `[0, len)`."""
@@ -110,13 +110,22 @@ class Blend:
     """Several sample orders mixed by weight, as NeoX mixes several data paths.
 
     Sample i comes from the source that is furthest behind its share after i samples.
+
+    Raises:
+        DataError: a source without a sample, or with a weight that is not above 0.
     """
 
     def __init__(self, orders: Sequence[SampleOrder], weights: Sequence[float]) -> None:
         self.orders = list(orders)
+        for number, (order, weight) in enumerate(zip(self.orders, weights, strict=True)):
+            if not weight > 0 or not len(order):
+                raise DataError(
+                    f"data path {number} of {len(self.orders)} has weight {weight} and "
+                    f"{len(order)} samples, both must be above 0: leave it out, or give more text"
+                )
         shares = np.asarray(weights, dtype=np.float64) / sum(weights)
         size = sum(len(order) for order in self.orders)
-        self._source = np.empty(size, dtype=np.uint8)
+        self._source = np.empty(size, dtype=np.uint16)
         self._sample = np.empty(size, dtype=np.int64)
         taken = np.zeros(len(self.orders), dtype=np.int64)
         for i in range(size):
@@ -169,6 +178,12 @@ def build_samples(config: Config, part: str, length: int, samples: int) -> Sampl
     weights = list(given) if given else [1.0] * len(found)
     if len(weights) != len(found):
         raise ConfigError(f"{len(weights)} `{part}_data_weights` for {len(found)} data paths")
+    for (prefix, _), weight in zip(found, weights, strict=True):
+        if not weight > 0:  # NeoX would draw from it all the same wherever the others are even
+            raise DataError(
+                f"`{part}_data_weights` gives {prefix} the weight {weight}: leave the path and its "
+                "weight out, or make the weight larger than 0"
+            )
     separate = bool(getattr(config, f"{part}_data_paths"))
     orders = []
     for (prefix, documents), weight in zip(found, weights, strict=True):
@@ -177,7 +192,11 @@ def build_samples(config: Config, part: str, length: int, samples: int) -> Sampl
             documents = np.arange(len(dataset), dtype=np.int32)
         # NeoX asks each of several paths for half a percent more than its share, one path included.
         wanted = math.ceil(samples * weight / sum(weights) * 1.005) if separate else samples
-        orders.append(SampleOrder(dataset, documents, length, wanted, config.seed))
+        order = SampleOrder(dataset, documents, length, wanted, config.seed)
+        if len(found) > 1 and not len(order):
+            # Its one sample is the one never reached, and NeoX fails: two samples give one.
+            order = SampleOrder(dataset, documents, length, 2, config.seed)
+        orders.append(order)
     return Blend(orders, weights) if len(orders) > 1 else orders[0]
 
 

@@ -1,7 +1,11 @@
 """`inspect`: counts, decoded documents, verification."""
 
+import os
+import subprocess
+import sys
+
 import pytest
-from prepare_tools import GOLDEN, TEXTS, make_source, quiet, run
+from prepare_tools import GOLDEN, ROOT, TEXTS, make_source, quiet, run, write_jsonl
 
 from data_prep.indexed import IndexedDataset
 from data_prep.prepare import prepare
@@ -32,3 +36,21 @@ def test_inspect(source, tmp_path, capsys):
     code, _, log = run(capsys, "inspect", out / "train")
     assert code == 1 and "not what its sidecar describes" in log
     assert run(capsys, "inspect", out / "nowhere")[0] == 1
+
+
+def test_a_document_cannot_drive_the_terminal(tmp_path, capsys):
+    text = "a\x1b]0;title\x07\x9b2J\rb\tc\nd é"
+    source = write_jsonl(tmp_path / "a.jsonl", [{"text": text}])
+    prepare("jsonl", tmp_path / "o", inputs=[source], tokenizer="byte", split="1", say=quiet)
+    code, shown, _ = run(capsys, "inspect", tmp_path / "o" / "train")
+    assert code == 0 and "a\\x1b]0;title\\x07\\x9b2J\\rb\tc\nd é" in shown
+    assert not set(shown) & set("\x1b\x07\x9b\r")
+
+
+def test_a_terminal_without_utf8(tmp_path):
+    source = write_jsonl(tmp_path / "a.jsonl", [{"text": "żółć"}])
+    prepare("jsonl", tmp_path / "o", inputs=[source], tokenizer="byte", split="1", say=quiet)
+    command = [sys.executable, "-m", "data_prep", "inspect", str(tmp_path / "o" / "train")]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0 and "\\u017c" in done.stdout, done.stderr

@@ -148,22 +148,19 @@ def test_a_failed_force_keeps_the_old_output(source, tmp_path, capsys):
 
 def test_two_preparations_exclude_each_other_and_a_killed_one_is_cleaned_up(source, tmp_path):
     out = tmp_path / "out"
-    fifo = tmp_path / "slow.jsonl"
-    os.mkfifo(fifo)
-    command = [sys.executable, "-m", "data_prep", "jsonl", "--input", str(fifo), "--output"]
-    with subprocess.Popen(
-        [*command, str(out), "--tokenizer", "byte"], cwd=ROOT, stderr=subprocess.PIPE
-    ) as process:
-        with open(fifo, "wb") as stream:
-            stream.write(b'{"text": "abc"}\n' * 10)
-            stream.flush()
-            deadline = time.monotonic() + 20
-            while not list(out.glob(".partial-*/documents-train")) and time.monotonic() < deadline:
-                time.sleep(0.02)
-            with pytest.raises(DataError, match="another preparation is running"):
-                prepare("jsonl", out, inputs=[source], tokenizer="byte", say=quiet)
-            process.send_signal(signal.SIGKILL)
-        process.wait()
+    slow = (
+        "import sys, time; from data_prep import archive; from data_prep.__main__ import main\n"
+        "archive.ArchiveWriter.add = lambda *_: time.sleep(60)\n"
+        "main(sys.argv[1:])"
+    )
+    command = [sys.executable, "-c", slow, "jsonl", "--input", str(source), "--output", str(out)]
+    with subprocess.Popen([*command, "--tokenizer", "byte"], cwd=ROOT) as process:
+        deadline = time.monotonic() + 20
+        while not list(out.glob(".partial-*/documents-train")) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        with pytest.raises(DataError, match="another preparation is running"):
+            prepare("jsonl", out, inputs=[source], tokenizer="byte", say=quiet)
+        process.send_signal(signal.SIGKILL)
     names = [p.name for p in out.iterdir()]
     assert names and all(name.startswith(".partial-") for name in names)
     prepare("jsonl", out, inputs=[source], tokenizer="byte", say=quiet)

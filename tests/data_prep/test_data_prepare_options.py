@@ -86,7 +86,7 @@ def test_unusable_sums_are_usage_errors(given, message, two, tmp_path, capsys):
     [
         ("hello\n", ":1: 'SHA256  NAME' is wanted"),
         ("0" * 64 + "  a.jsonl\n", "has no sum of b.jsonl"),
-        ("0" * 64 + "  a.jsonl\n" + "1" * 64 + "  x/a.jsonl\n", ":2: a second, other sum"),
+        ("0" * 64 + "  y/a.jsonl\n" + "1" * 64 + "  x/a.jsonl\n", ":2: a second, other sum"),
     ],
 )
 def test_unusable_files_of_sums(content, message, two, tmp_path, capsys):

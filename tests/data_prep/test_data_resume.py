@@ -1,6 +1,7 @@
 """A killed preparation goes on from its last finished shard, and its result has the same bytes."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -141,19 +142,51 @@ def test_killed_after_the_documents_were_dropped(source, tmp_path):
     [
         ("options", "other options (append_eod: True -> False)"),
         ("input", "other or changed input files"),
-        ("reading", "had not read all"),
     ],
 )
-def test_other_options_or_inputs_start_anew_and_say_so(source, tmp_path, change, message):
+def test_other_options_or_inputs_keep_the_work_unless_forced(source, tmp_path, change, message):
     out, options = tmp_path / "out", ["--tokenizer", "byte", "--split", "1"]
-    where = "archive.ArchiveWriter.add" if change == "reading" else "shards.Shards.finish"
-    assert run_killed(source, out, where, 2, *options).returncode < 0
+    assert run_killed(source, out, "shards.Shards.finish", 2, *options).returncode < 0
     if change == "input":
         source.write_bytes(zstandard.compress(b'{"text": "now another one"}\n' * 3))
     options += ["--no-append-eod"] if change == "options" else []
+    before = tree(out)
     again = run_killed(source, out, "nowhere", 1, *options)
-    assert f"{message}; starting anew" in again.stderr.replace(" its input", "")
-    assert again.returncode == 0
+    assert again.returncode == 1 and message in again.stderr and "--force" in again.stderr
+    assert tree(out) == before
+    forced = run_killed(source, out, "nowhere", 1, *options, "--force")
+    assert forced.returncode == 0 and f"{message}; starting anew" in forced.stderr
+
+
+def test_a_reading_that_was_cut_starts_anew_and_says_so(source, tmp_path):
+    out, options = tmp_path / "out", ["--tokenizer", "byte", "--split", "1"]
+    assert run_killed(source, out, "archive.ArchiveWriter.add", 2, *options).returncode < 0
+    again = run_killed(source, out, "nowhere", 1, *options)
+    assert again.returncode == 0 and "had not read all its input; starting anew" in again.stderr
+
+
+def test_an_input_that_cannot_be_read_keeps_the_work(source, tmp_path, monkeypatch):
+    def broken(*_args):
+        raise PermissionError(13, "Permission denied", str(source))
+
+    out, options = tmp_path / "out", ["--tokenizer", "byte", "--split", "1"]
+    assert run_killed(source, out, "shards.Shards.finish", 2, *options).returncode < 0
+    before = tree(out)
+    os.utime(source)
+    monkeypatch.setattr("data_prep.finished.sha256_file", broken)
+    with pytest.raises(PermissionError):
+        prepare("jsonl", out, inputs=[source], tokenizer="byte", split="1", say=quiet)
+    assert tree(out) == before
+
+
+def test_a_mistyped_sum_keeps_the_work(source, tmp_path):
+    out, options = tmp_path / "out", ["--tokenizer", "byte", "--split", "1"]
+    assert run_killed(source, out, "shards.Shards.finish", 2, *options).returncode < 0
+    before = tree(out)
+    again = run_killed(source, out, "nowhere", 1, *options, "--sha256", "0" * 64)
+    assert again.returncode == 1 and "given by --sha256" in again.stderr and tree(out) == before
+    again = run_killed(source, out, "nowhere", 1, *options)
+    assert again.returncode == 0 and "continuing an interrupted" in again.stderr
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError("disk full"), WorkerDied("gone")])
