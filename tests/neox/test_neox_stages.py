@@ -8,7 +8,7 @@ import pytest
 import torch
 from neox_tools import INSERTED, NATIVE, STUB, leaf, make_args, random
 
-from megatron_patches.neox import fixes_model, install
+from megatron_patches.neox import fixes_model, install, uninstall
 
 
 @pytest.mark.parametrize("off", [False, True])
@@ -40,6 +40,8 @@ def test_an_update_before_training_is_forgotten(clean, monkeypatch, off):
     assert torch.equal(found, plain) is not off
     assert rate == 0.1
     assert deepspeed.initialize("model") == ("model", None)
+    uninstall()  # before the real function comes back, over which it would put this one
+    assert deepspeed.initialize is initialize
 
 
 class Grid:
