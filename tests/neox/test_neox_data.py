@@ -231,7 +231,7 @@ def test_only_one_process_of_those_that_share_the_folder_removes_maps(
     maps, monkeypatch, shared, rank, local
 ):
     maps(documents(0, 5))
-    monkeypatch.setattr("torch.distributed.get_rank", lambda: rank)
+    monkeypatch.setattr("torch.distributed.get_rank", lambda *_, **__: rank)
     monkeypatch.setenv("LOCAL_RANK", local)
     with pytest.raises(AssertionError):  # the old maps are still there: the first process's task
         maps(documents(0, 6), use_shared_fs=shared)

@@ -133,7 +133,7 @@ def test_only_logged_steps_are_written(run, tmp_path, interval):
 
 
 def test_only_the_first_rank_writes(run, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("torch.distributed.get_rank", lambda: 1)
+    monkeypatch.setattr("torch.distributed.get_rank", lambda *_, **__: 1)
     made = run()
     made.train(1, 2)
     made.check(2)

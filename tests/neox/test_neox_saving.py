@@ -37,7 +37,7 @@ def test_whole_weights_beside_the_slices(clean, tmp_path, monkeypatch, sliced, o
     install(home=STUB, fixes_off=["whole_weights"] if off else [])
     from megatron import checkpointing
 
-    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 0)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda *_, **__: 0)
     checkpointing.save_ds_checkpoint(5, Engine(sliced), SimpleNamespace(save=str(tmp_path)))
     files = [path.name for path in (tmp_path / "global_step5").iterdir()]
     if not sliced or off:
@@ -53,7 +53,7 @@ def test_the_other_ranks_write_nothing(clean, tmp_path, monkeypatch):
     install(home=STUB)
     from megatron import checkpointing
 
-    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda *_, **__: 1)
     checkpointing.save_ds_checkpoint(5, Engine(True), SimpleNamespace(save=str(tmp_path)))
     assert list((tmp_path / "global_step5").iterdir()) == []
 
