@@ -18,7 +18,7 @@ def build_train_valid_test_datasets(
     data_prefix, indexed_dataset, splits, num_samples, num_epochs, seq_length, seed
 ):
     made = []
-    for name, first, last in zip(("train", "valid", "test"), splits, splits[1:]):
+    for name, first, last in zip(("train", "valid", "test"), splits, splits[1:], strict=False):
         documents = np.arange(first, last, dtype=np.int32)
         made.append(
             GPT2Dataset(

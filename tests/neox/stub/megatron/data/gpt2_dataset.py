@@ -57,6 +57,6 @@ def _build_index_mappings(
     files = [base + end for end in ("_doc_idx.npy", "_sample_idx.npy", "_shuffle_idx.npy")]
     if not all(os.path.exists(file) for file in files):
         lengths = sizes[documents]
-        for file, array in zip(files, (documents, lengths.cumsum(), lengths[::-1])):
+        for file, array in zip(files, (documents, lengths.cumsum(), lengths[::-1]), strict=False):
             np.save(file, array)
     return [np.load(file) for file in files]
