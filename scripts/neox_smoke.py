@@ -160,6 +160,8 @@ def compare(method: str, folder: Path, steps: int) -> list[Outcome]:
         **BASE,
         "pos_emb": method,
         "train_iters": steps,
+        # Below one whole step of warm-up NeoX's first step runs above the peak rate.
+        "warmup": max(BASE["warmup"], 1 / steps),
         "data_path": str(folder / "data" / "c_noeod_text_document"),
         "vocab_file": str(folder / "data" / "tok_c.json"),
         "extra_save_iters": [steps],
@@ -217,9 +219,11 @@ def train(way: Way, keys: dict[str, Any], folder: Path) -> tuple[Outcome, list[f
     rows = [json.loads(row) for row in (save / "log.jsonl").read_text().splitlines()]
     losses = [row["lm_loss"] for row in rows if "lm_loss" in row]
     norms = [row["gradient_norm"] for row in rows if "lm_loss" in row]
-    validations = [row["validation_loss"] for row in rows if "validation_loss" in row]
+    # NeoX validates once more at the end; the other engine at each interval alone.
+    found = {r["iteration"]: r["validation_loss"] for r in rows if "validation_loss" in r}
+    validations = [loss for at, loss in found.items() if at % BASE["eval_interval"] == 0]
     outcome.loss, outcome.validation = losses[-1], validations[0] if validations else None
-    return outcome, [*losses, *norms, *validations[:2]]
+    return outcome, [*losses, *norms, *validations]
 
 
 def last_error(text: str) -> str:
