@@ -76,8 +76,8 @@ def launch_neox(options: argparse.Namespace, config: Config, hosts: dict[str, in
     """Hand the run to GPT-NeoX, patched, in a process of its own."""
     from megatron_patches import neox
     from megatron_patches.neox import handover
-    from megatron_patches.standalone.foreign import begin_neox_run
-    from megatron_patches.standalone.provenance import locked
+    from megatron_patches.standalone.foreign import begin_neox_run, starting_step
+    from megatron_patches.standalone.provenance import locked, write_text
     from megatron_patches.standalone.runtime import use_cpu
 
     if hosts is None and JOB_HOSTFILE.exists():
@@ -92,8 +92,8 @@ def launch_neox(options: argparse.Namespace, config: Config, hosts: dict[str, in
     neox.check(checkout)
     processes, cpu = process_count(config, hosts), use_cpu(config)
     batch = batch_arithmetic(config, data_parallel_size(config, processes))
-    port = _port(config, hosts)
-    handed = handover.neox_config(config, batch, processes, cpu=cpu, port=port)
+    port, first = _port(config, hosts), starting_step(config)
+    handed = handover.neox_config(config, batch, processes, cpu=cpu, port=port, start=first)
     command = [sys.executable, "-m", "megatron_patches.neox"]
     command += [f"--without={name}" for name in config.neox_fixes_off]
     if cpu:
@@ -102,15 +102,18 @@ def launch_neox(options: argparse.Namespace, config: Config, hosts: dict[str, in
     if options.dry_run:
         print(dump(handed), end="")
         with tempfile.TemporaryDirectory() as folder:
-            command += ["--dry-run", "train.py", str(handover.write(handed, Path(folder)))]
+            file = Path(folder, handover.FILE)
+            write_text(file, dump(handed))
+            command += ["--dry-run", "train.py", str(file)]
             done = subprocess.run(command, env=_importable(), stdout=subprocess.DEVNULL)
         if done.returncode == 0:
             print(f"GPT-NeoX at {checkout.commit[:12]} accepts this, {processes} process(es)")
         return done.returncode
     with locked(config.save_dir):
         write_resolved(config, "train.py")
-        begin_neox_run(config, batch, processes, checkout.commit)
-        file = handover.write(handed, config.save_dir)
+        begin_neox_run(config, batch, processes, checkout.commit, first)
+        file = config.save_dir / handover.FILE
+        write_text(file, dump(handed))
         code = subprocess.run([*command, "train.py", str(file)], env=_importable()).returncode
     return code if code in (0, 1, 2) else 1
 
@@ -195,6 +198,8 @@ def write_resolved(config: Config, worker: str) -> Path:
 
     Raises ConfigError when the folder belongs to a run of another configuration.
     """
+    from megatron_patches.standalone.provenance import write_text
+
     folder = config.save_dir
     path = folder / ("config.yml" if worker == "train.py" else worker.replace(".py", ".yml"))
     # A run that never logged a step (its data were missing, say) may be set up anew.
@@ -207,9 +212,7 @@ def write_resolved(config: Config, worker: str) -> Path:
                 f"{config_sha(config)}): choose another `save` or `run_name`, or remove the folder"
             )
     folder.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(dump(config), encoding="utf-8")
-    os.replace(temporary, path)
+    write_text(path, dump(config))
     return path
 
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from data_prep.errors import Damaged, DataError
-from data_prep.readers.base import BadRecord, Document, Reading, Source
+from data_prep.readers.base import Document, Reading, Source
 from data_prep.readers.records import Rows
 from data_prep.readers.streams import Exact
 
@@ -83,14 +84,8 @@ def _documents(
 ) -> Iterator[Document]:
     values = [batch.column(batch.schema.get_field_index(column)).to_pylist() for column in columns]
     for number, row in enumerate(zip(*values, strict=True), before + 1):
-        where = f"{name}:{number}"
-        try:
-            text = rows.text_of(dict(zip(columns, row, strict=True)))
-        except BadRecord as bad:
-            rows.refuse(where, bad)
-        else:
-            if text is not None:
-                yield Document(text, where)
+        record = partial(dict, zip(columns, row, strict=True))
+        yield from rows.document(f"{name}:{number}", record)
 
 
 def _valid(batches: Any, pyarrow: Any, name: str) -> Iterator[Any]:

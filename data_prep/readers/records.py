@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import codecs
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from data_prep.errors import DataError
@@ -55,13 +56,7 @@ def read_json_lines(source: Source, reading: Reading) -> Iterator[Document]:
             reading.blank_lines += 1
             continue
         where = f"{source.name}:{number}"
-        try:
-            text = rows.text_of(_parsed(line))
-        except BadRecord as bad:
-            rows.refuse(where, bad)
-        else:
-            if text is not None:
-                yield Document(text, where)
+        yield from rows.document(where, partial(_parsed, line))
     rows.finish()
 
 
@@ -74,13 +69,7 @@ def read_json(source: Source, reading: Reading) -> Iterator[Document]:
     rows = Rows(source.name, reading)
     for number, record in enumerate(array_elements(blocks, source.name), 1):
         where = f"{source.name}[{number}]"
-        try:
-            text = rows.text_of(record)
-        except BadRecord as bad:
-            rows.refuse(where, bad)
-        else:
-            if text is not None:
-                yield Document(text, where)
+        yield from rows.document(where, lambda record=record: record)
     rows.finish()
 
 
@@ -130,6 +119,16 @@ class Rows:
         text = text_of(record, self._reading.text_key)
         self._good += 1
         return text
+
+    def document(self, where: str, record: Callable[[], Any]) -> Iterator[Document]:
+        """The document of one record; none where it is filtered out, or bad and counted."""
+        try:
+            text = self.text_of(record())
+        except BadRecord as bad:
+            self.refuse(where, bad)
+        else:
+            if text is not None:
+                yield Document(text, where)
 
     def refuse(self, where: str, bad: BadRecord) -> None:
         self._bad += 1

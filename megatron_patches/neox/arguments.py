@@ -15,10 +15,8 @@ from megatron_patches.config import ConfigError
 from megatron_patches.config.keys_own import Own
 from megatron_patches.neox.patches import Patches
 from megatron_patches.neox.position import SLOT
-from megatron_patches.neox.refusals import GLOBAL, kinds_of, problems
+from megatron_patches.neox.refusals import ATTEND, GLOBAL, kinds_of, problems
 
-# Layers of this type attend with `megatron_patches.attention.attend`: linear memory, any method.
-ATTEND = "attend"
 # Made by `dataclass`, which does not overwrite what is there.
 _GENERATED = ("__init__", "__repr__", "__eq__", "__match_args__")
 _native: frozenset[str] = frozenset()

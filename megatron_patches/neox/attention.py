@@ -17,9 +17,9 @@ from torch import Tensor
 
 from megatron_patches.attention import attend
 from megatron_patches.neox import position
-from megatron_patches.neox.arguments import ATTEND, native, our_method
+from megatron_patches.neox.arguments import native, our_method
 from megatron_patches.neox.patches import Patches
-from megatron_patches.neox.refusals import GLOBAL
+from megatron_patches.neox.refusals import ATTEND, GLOBAL
 from megatron_patches.positions import PositionMethod, method_class
 
 

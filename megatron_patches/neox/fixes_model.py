@@ -19,9 +19,14 @@ def alibi_cache(patches: Patches) -> None:
     from megatron_patches.attention.spread import spread
 
     def dense(alibi: Any, queries: int, keys: int) -> torch.Tensor:
-        # Distances above 256 are not exact in bfloat16: float32 here, whatever the scores are.
-        distance_L = torch.arange(keys, device=alibi.slopes.device, dtype=torch.float32)
-        return spread(-alibi.slopes.float()[:, None] * distance_L, queries)
+        # Kept as NeoX keeps its own, for the latest shape: in training that is the only one.
+        shape, held = alibi.__dict__.get("_latest", (None, None))
+        if shape != (queries, keys) or held.device != alibi.slopes.device:
+            # Distances above 256 are not exact in bfloat16: float32 here, whatever the scores are.
+            distance_L = torch.arange(keys, device=alibi.slopes.device, dtype=torch.float32)
+            held = spread(-alibi.slopes.float()[:, None] * distance_L, queries)
+            alibi.__dict__["_latest"] = ((queries, keys), held)
+        return held
 
     def forward(_: Callable[..., Any]) -> Callable[..., Any]:
         def forward(self: Any, x: torch.Tensor) -> torch.Tensor:

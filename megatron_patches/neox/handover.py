@@ -9,10 +9,12 @@ import yaml
 
 from megatron_patches.config import Batch, Config, dump, from_mapping
 
-FILE = "neox.yml"
+FILE = "neox.yml"  # in the run's folder
 
 
-def neox_config(config: Config, batch: Batch, processes: int, *, cpu: bool, port: int) -> Config:
+def neox_config(
+    config: Config, batch: Batch, processes: int, *, cpu: bool, port: int, start: Path | None
+) -> Config:
     """The same run with everything written out that NeoX would otherwise guess differently.
 
     Args:
@@ -20,19 +22,17 @@ def neox_config(config: Config, batch: Batch, processes: int, *, cpu: bool, port
         processes: of this host, for runs on the CPU, where NeoX counts GPUs.
         cpu: gloo and no GPU.
         port: where the processes meet; NeoX's default is the same for all runs of a host.
+        start: the step folder to load, of this run or of another; None: none.
     """
     values: dict[str, Any] = yaml.safe_load(dump(config))
-    folder = config.save_dir
-    if (folder / "latest").is_file():
-        # As the standalone engine: a run continues in its own folder.
-        values.update(load=str(folder), finetune=False)
-        values.pop("iteration", None)
+    if start is not None:
+        # NeoX takes the run's folder and the number of the step apart.
+        number = int(start.name.removeprefix("global_step"))
+        values.update(load=str(start.parent), iteration=number)
+        if start.parent == config.save_dir:  # as in the standalone engine: the run continues
+            values["finetune"] = False
     if config.checkpoint_factor is not None or config.extra_save_iters is not None:
-        values["save"] = str(folder)
-    elif config.load and _is_step(Path(config.load)):
-        # NeoX takes the run's folder and the number apart.
-        step = Path(config.load)
-        values.update(load=str(step.parent), iteration=int(step.name.removeprefix("global_step")))
+        values["save"] = str(config.save_dir)
     values["precision"] = config.effective_precision
     # NeoX stops, or trains nothing, where these are missing; ours have defaults.
     params = config.optimizer.params
@@ -62,17 +62,3 @@ def neox_config(config: Config, batch: Batch, processes: int, *, cpu: bool, port
         if config.hostfile is None:
             values["num_gpus"] = processes
     return from_mapping(values, FILE)
-
-
-def _is_step(path: Path) -> bool:
-    return path.name.startswith("global_step") and path.name[11:].isdigit()
-
-
-def write(config: Config, folder: Path) -> Path:
-    """Write the file into the run's folder, whole or not at all; returns its path."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / FILE
-    temporary = path.with_name(f".{FILE}.tmp")
-    temporary.write_text(dump(config), encoding="utf-8")
-    temporary.replace(path)
-    return path

@@ -11,14 +11,12 @@ import torch
 from torch import Tensor
 
 from megatron_patches.attention.spread import spread
+from megatron_patches.config.schema import DTYPES
 from megatron_patches.positions import PositionMethod, build
-from megatron_patches.training.position_options import position_options
+from megatron_patches.training.position_options import LAYER_SEED_STEP, position_options
 
-DTYPE_NAMES = {"fp32": "float32", "bfloat16": "bfloat16", "fp16": "float16"}
 # The argument, attribute and state-dict name with which NeoX hands a module to its attention.
 SLOT = "rpe"
-# Per layer under `position_sharing: layer`; the same step as in the standalone engine.
-SEED_STEP = 7919
 
 
 class _InAttention:
@@ -106,7 +104,7 @@ def make(args: Any, name: str, layer: int = 0) -> PositionMethod:
         head_dim=args.hidden_size // heads,
         hidden_size=args.hidden_size,
         max_length=args.max_position_embeddings,
-        seed=args.seed + SEED_STEP * layer,
+        seed=args.seed + LAYER_SEED_STEP * layer,
         head_range=(rank * (heads // ranks), heads // ranks),
         **options_of(args, name),
     )
@@ -117,7 +115,7 @@ def options_of(args: Any, name: str) -> dict[str, Any]:
     fields = type(args).__dataclass_fields__
     values = {key: getattr(args, key) for key in fields}
     written = {key for key, field in fields.items() if values[key] != field.default}
-    precision = DTYPE_NAMES.get(args.precision or "fp32", "float32")
+    precision = DTYPES[args.precision or "fp32"]
     return position_options({**values, "pos_emb": name}, written, precision)
 
 

@@ -12,6 +12,8 @@ from megatron_patches.neox import position
 from megatron_patches.positions import PositionMethod
 
 GLOBAL = "global"
+# Layers of this type attend with `megatron_patches.attention.attend`: linear memory, any method.
+ATTEND = "attend"
 HINT = "write attention_config: [[[attend], all]], which carries every method"
 # What NeoX's flash branch hands to the kernel: this method's slopes, and rotated queries and keys.
 FLASH_CARRIES = frozenset({"alibi"})
@@ -25,10 +27,8 @@ def kinds_of(args: Any) -> set[str]:
 def problems(args: Any, ours: str | None, native: frozenset[str]) -> list[str]:
     """One line for each setting that ignores or distorts the configured method; the next step in it."""
     method = positions.method_class(args.pos_emb)
-    hooks = ("bias", "weight", "score", "decay")
-    scores = any(getattr(method, h) is not getattr(PositionMethod, h) for h in hooks)
     found = [*_own_attention(args), *_own_keys(args, ours)]
-    if scores or args.pos_emb not in native:
+    if position.acts_on_scores(method) or args.pos_emb not in native:
         found += _attention_types(args, method, ours)
         found += _score_scaling(args)
         for key in ("te_mha", "te_fp8_mha"):
@@ -41,7 +41,7 @@ def problems(args: Any, ours: str | None, native: frozenset[str]) -> list[str]:
 
 def _attention_types(args: Any, method: type[PositionMethod], ours: str | None) -> Iterator[str]:
     for kind in sorted(kinds_of(args)):
-        if kind == "attend":
+        if kind == ATTEND:
             continue
         if kind == GLOBAL:
             if ours is not None and method.tier == "content":
@@ -67,7 +67,7 @@ def _score_scaling(args: Any) -> Iterator[str]:
 
 def _own_attention(args: Any) -> Iterator[str]:
     """What layers of type `attend` cannot do."""
-    if "attend" not in kinds_of(args):
+    if ATTEND not in kinds_of(args):
         if args.attention_impl != "auto":
             yield (
                 f"attention_impl {args.attention_impl}: only layers of type `attend` read it; "

@@ -14,8 +14,20 @@ from megatron_patches.standalone.safety import check_untrusted, step_that_neox_l
 ENGINE = "neox"
 
 
-def begin_neox_run(config: Config, batch: Batch, processes: int, commit: str) -> None:
-    """Write `run.json`, after checks that GPT-NeoX does not make.
+def starting_step(config: Config) -> Path | None:
+    """The step folder that GPT-NeoX is to load: the run's own, or what `load` names; None: none.
+
+    Raises CheckpointError where the named one is not there.
+    """
+    if (config.save_dir / "latest").is_file():
+        return step_that_neox_loads(config.save_dir)
+    return step_that_neox_loads(config.load, config.iteration) if config.load else None
+
+
+def begin_neox_run(
+    config: Config, batch: Batch, processes: int, commit: str, start: Path | None
+) -> None:
+    """Write `run.json`, after checks that GPT-NeoX does not make; `start` is `starting_step`'s.
 
     Raises ConfigError for a folder of the other engine or of other data, DataError for text or
     tokenizers that contradict each other, CheckpointError for weights that hold code.
@@ -40,14 +52,11 @@ def begin_neox_run(config: Config, batch: Batch, processes: int, commit: str) ->
         "global_batch": batch.global_,
         "processes": processes,
     }
-    if (folder / "latest").is_file():
-        provenance.check_same_run(folder, now, config.zero_stage)
-        check_untrusted(step_that_neox_loads(folder))
-    elif config.load:
-        path = Path(config.load)
-        given = path.name.startswith("global_step") and path.is_dir()
-        step = path if given else step_that_neox_loads(path, config.iteration)
-        check_start(step, config)
-        check_untrusted(step)
+    if start is not None:
+        if start.parent == folder:
+            provenance.check_same_run(folder, now, config.zero_stage)
+        else:
+            check_start(start, config)
+        check_untrusted(start)
     folder.mkdir(parents=True, exist_ok=True)
     provenance.write_json(folder / "run.json", now)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from megatron_patches.standalone.weights import CheckpointError
+from megatron_patches.standalone.weights import CheckpointError, is_step, step_number
 from megatron_patches.training.untrusted import code_in
 
 
 def step_that_neox_loads(path: str | Path, iteration: int | None = None) -> Path:
     """`path/global_step<iteration>`, or the folder that `path/latest` names: NeoX's own rule.
 
-    Raises CheckpointError where that is not there.
+    `path` may also be such a folder itself. Raises CheckpointError where it is not there.
     """
     path = Path(path)
+    if is_step(path) and path.is_dir() and iteration in (None, step_number(path)):
+        return path
     if iteration is not None:
         folder = path / f"global_step{iteration}"
     elif (path / "latest").is_file():

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from megatron_patches.positions import PositionMethod, build
+from megatron_patches.training.position_options import LAYER_SEED_STEP
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,8 @@ def position_methods(shape: ModelShape) -> list[PositionMethod]:
     sharing = shape.position_sharing or method.sharing
     if sharing == "model" or method.place == "embedding":
         return [method] * shape.layers
-    return [method, *(make(shape.seed + 7919 * index) for index in range(1, shape.layers))]
+    others = range(1, shape.layers)
+    return [method, *(make(shape.seed + LAYER_SEED_STEP * index) for index in others)]
 
 
 # Standard deviations as GPT-NeoX names them; `small_init` is Nguyen and Salazar (arXiv 1910.05895),

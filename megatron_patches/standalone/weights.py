@@ -60,6 +60,11 @@ def step_folder(path: str | Path) -> Path:
     return path / tag
 
 
+def is_step(folder: Path) -> bool:
+    """Whether the name is that of one step, `global_step<N>`."""
+    return _STEP.fullmatch(folder.name) is not None
+
+
 def step_number(folder: Path) -> int:
     match = _STEP.fullmatch(folder.name)
     return int(match.group(1)) if match else 0

@@ -171,7 +171,7 @@ class _Work:
             with self.guard:
                 if self.stopped:
                     return None
-                # A session of its own: the terminal's Ctrl-C reaches this process alone, which
+                # A process group of its own: the terminal's Ctrl-C reaches this process alone, which
                 # then ends all of them in order. The lock lives as long as any of them.
                 child = subprocess.Popen(
                     command,

@@ -11,6 +11,8 @@ from megatron_patches import positions
 NEOX_KEYS = ("rotary_pct", "rotary_emb_base", "rpe_num_buckets", "rpe_max_distance")
 # This suite's keys must mean something to the method.
 OWN_KEYS = {"position_init": "init", "position_precision": "precision"}
+# Between the seeds of one layer's parameters and the next one's, where each layer has its own.
+LAYER_SEED_STEP = 7919
 
 
 def position_options(

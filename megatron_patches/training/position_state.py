@@ -42,15 +42,20 @@ def project(methods: Sequence[PositionMethod], optimizer: Any) -> None:
         for method in methods:
             for name, (low, high) in method.bounds.items():
                 bounded.append((method.get_parameter(name), low, high))
-        outside = [bool(((p < low) | (p > high)).any()) for p, low, high in bounded]
+        # Looking at values waits for a GPU: only where putting them back is dear.
+        outside = [
+            (p, low, high)
+            for p, low, high in bounded
+            if _partitioned(p) and bool(((p < low) | (p > high)).any())
+        ]
         for method in methods:
             method.project_()
-    for (parameter, low, high), moved in zip(bounded, outside, strict=True):
+    for parameter, low, high in bounded:
         copy = _half_precision_copy(optimizer, parameter)
         if copy is not None:
             copy.clamp_(low, high)
-        elif moved:
-            _project_partitioned(parameter, low, high)
+    for parameter, low, high in outside:
+        _project_partitioned(parameter, low, high)
 
 
 def _half_precision_copy(optimizer: Any, parameter: torch.nn.Parameter) -> torch.Tensor | None:
@@ -68,10 +73,12 @@ def _half_precision_copy(optimizer: Any, parameter: torch.nn.Parameter) -> torch
     return None
 
 
+def _partitioned(parameter: torch.nn.Parameter) -> bool:
+    """Whether ZeRO, or DeepSpeed's bfloat16 optimizer, updates slices of a copy."""
+    return hasattr(parameter, "ds_id") or hasattr(parameter, "_hp_mapping")
+
+
 def _project_partitioned(parameter: torch.nn.Parameter, low: float, high: float) -> None:
-    """ZeRO's copies, and those of DeepSpeed's bfloat16 optimizer; nothing where there are none."""
-    if not hasattr(parameter, "ds_id") and not hasattr(parameter, "_hp_mapping"):
-        return
     from deepspeed.utils import safe_get_full_fp32_param, safe_set_full_fp32_param
 
     value = safe_get_full_fp32_param(parameter)

@@ -43,6 +43,17 @@ def test_alibi_at_any_jump_of_length(neox):
         torch.testing.assert_close(bias, expected_alibi(queries, keys))
 
 
+def test_alibis_bias_is_made_once_for_a_shape(neox):
+    from megatron.model.positional_embeddings import AliBi
+
+    alibi = AliBi(4)
+    first = alibi.bias(8, 8, "cpu", torch.float32)
+    assert alibi.bias(8, 8, "cpu", torch.float32).data_ptr() == first.data_ptr()
+    alibi(torch.zeros(1, 4, 1, 9))
+    torch.testing.assert_close(alibi.bias(8, 8, "cpu", torch.float32), first)
+    assert [key for key in alibi.state_dict() if "latest" in key] == []
+
+
 def test_alibi_in_bfloat16_counts_in_float32(neox):
     from megatron.model.positional_embeddings import AliBi
 

@@ -14,6 +14,7 @@ import yaml
 import deepy
 from megatron_patches.config import batch_arithmetic, compose
 from megatron_patches.neox import handover
+from megatron_patches.standalone.foreign import starting_step
 
 STUB = Path(__file__).resolve().parents[1] / "neox" / "stub"
 
@@ -117,22 +118,41 @@ def test_evaluation_is_ours_for_both_engines(file, started, monkeypatch):
     assert calls[0][0] == "eval.py" and started.commands == []
 
 
-def test_a_run_goes_on_in_its_own_folder(file, tmp_path):
-    config = compose([file], ["load=elsewhere", "finetune=true"])
-    batch = batch_arithmetic(config, 1)
+@pytest.mark.parametrize("named", ["", "/global_step7", " with iteration"])
+def test_where_a_run_starts(file, tmp_path, named):
+    """From the step that `load` names in either way; once begun, from its own last one."""
+    other = tmp_path / "other"
+    (other / "global_step7").mkdir(parents=True)
+    (other / "global_step9").mkdir()
+    (other / "latest").write_text("global_step9")
+    ways = {"": [f"load={other}"], "/global_step7": [f"load={other}/global_step7"]}
+    load = ways.get(named, [f"load={other}", "iteration=7"])
+    config = compose([file], [*load, "finetune=true", "checkpoint_factor=5"])
 
     def handed():
-        return handover.neox_config(config, batch, 1, cpu=True, port=1234)
+        first = starting_step(config)
+        batch = batch_arithmetic(config, 1)
+        made = handover.neox_config(config, batch, 1, cpu=True, port=1234, start=first)
+        assert made.master_port == 1234
+        return made.load, made.iteration, made.finetune
 
-    assert (handed().load, handed().finetune) == ("elsewhere", True)
-    config.save_dir.mkdir(parents=True)
-    (config.save_dir / "latest").write_text("global_step1")
-    assert (handed().load, handed().finetune) == (str(config.save_dir), False)
-    assert handed().master_port == 1234
+    assert handed() == (str(other), 7 if named else 9, True)
+    (config.save_dir / "global_step3").mkdir(parents=True)
+    (config.save_dir / "latest").write_text("global_step3")
+    assert handed() == (str(config.save_dir), 3, False)
+
+
+def test_a_start_that_is_not_there(file, started, tmp_path, capsys):
+    for load in (["load=nowhere"], [f"load={tmp_path}", "iteration=4"]):
+        sets = [word for change in load for word in ("--set", change)]
+        assert launch("--dry-run", "train.py", str(file), *sets) != 0
+        assert "nowhere" in (told := capsys.readouterr().err) or "global_step4" in told
+    assert started.commands == []
 
 
 def test_older_spellings_of_the_precision(file):
     changes = ["fp16={enabled: true, type: bfloat16}", "precision=null"]
     config = compose([file], changes)
-    handed = handover.neox_config(config, batch_arithmetic(config, 1), 1, cpu=True, port=1)
+    batch = batch_arithmetic(config, 1)
+    handed = handover.neox_config(config, batch, 1, cpu=True, port=1, start=None)
     assert (handed.precision, handed.fp16) == ("bfloat16", None)

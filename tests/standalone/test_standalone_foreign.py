@@ -11,7 +11,7 @@ import torch
 
 from megatron_patches.config import Batch, ConfigError, dump
 from megatron_patches.standalone.checkpoint import check_start
-from megatron_patches.standalone.foreign import begin_neox_run
+from megatron_patches.standalone.foreign import begin_neox_run, starting_step
 from megatron_patches.standalone.safety import check_untrusted, step_that_neox_loads
 from megatron_patches.standalone.train import train
 from megatron_patches.standalone.weights import CheckpointError
@@ -19,6 +19,10 @@ from megatron_patches.standalone.weights import CheckpointError
 COMMIT = "a" * 40
 BATCH = Batch(2, 1, 2)
 ROOT = Path(__file__).resolve().parents[2]
+
+
+def begin(config, batch, processes):
+    begin_neox_run(config, batch, processes, COMMIT, starting_step(config))
 
 
 class Harmful:
@@ -36,7 +40,7 @@ def step(folder: Path, name: str = "mp_rank_00_model_states.pt", content: object
 
 def test_run_json(config, tmp_path):
     made = config()
-    begin_neox_run(made, BATCH, 2, COMMIT)
+    begin(made, BATCH, 2)
     run = json.loads((made.save_dir / "run.json").read_text())
     assert run["engine"] == "neox" and run["neox_commit"] == COMMIT
     assert (run["global_batch"], run["processes"]) == (2, 2)
@@ -47,16 +51,16 @@ def test_a_folder_of_the_other_engine_is_refused(config):
     made = config(train_iters=1)
     train(made)
     with pytest.raises(ConfigError, match=r"run of the engine standalone.*convert\.py"):
-        begin_neox_run(made, BATCH, 1, COMMIT)
+        begin(made, BATCH, 1)
 
 
 def test_a_run_continues_with_the_same_batch_only(config):
     made = config()
-    begin_neox_run(made, BATCH, 1, COMMIT)
+    begin(made, BATCH, 1)
     step(made.save_dir)
-    begin_neox_run(made, BATCH, 1, COMMIT)
+    begin(made, BATCH, 1)
     with pytest.raises(ConfigError, match="global batch"):
-        begin_neox_run(made, Batch(4, 1, 4), 1, COMMIT)
+        begin(made, Batch(4, 1, 4), 1)
 
 
 def test_code_in_a_checkpoint_is_found_without_running_it(config, tmp_path, capsys):
@@ -64,7 +68,7 @@ def test_code_in_a_checkpoint_is_found_without_running_it(config, tmp_path, caps
     with pytest.raises(CheckpointError, match=r"would run code \(builtins\.print\)"):
         check_untrusted(source / "global_step1")
     with pytest.raises(CheckpointError, match="would run code"):
-        begin_neox_run(config(load=str(source), finetune=True), BATCH, 1, COMMIT)
+        begin(config(load=str(source), finetune=True), BATCH, 1)
     assert "executed" not in capsys.readouterr().out
 
 
@@ -90,14 +94,14 @@ def test_the_step_that_neox_loads_is_the_one_that_is_looked_through(config, tmp_
     torch.save({"extra": Harmful()}, bad / "mp_rank_00_model_states.pt")
     made = config(load=str(source), iteration=5)
     with pytest.raises(CheckpointError, match="global_step5.*would run code"):
-        begin_neox_run(made, BATCH, 1, COMMIT)
+        begin(made, BATCH, 1)
     (source / "latest").write_text("global_step5")
     torch.save({"module": {}}, source / "mp_rank_00_model_states.pt")
     with pytest.raises(CheckpointError, match="would run code"):
-        begin_neox_run(config(load=str(source)), BATCH, 1, COMMIT)
+        begin(config(load=str(source)), BATCH, 1)
     (source / "latest").write_text("../elsewhere")
     with pytest.raises(CheckpointError, match="no such step"):
-        begin_neox_run(config(load=str(source)), BATCH, 1, COMMIT)
+        begin(config(load=str(source)), BATCH, 1)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +120,7 @@ def test_weights_of_another_model_are_refused_by_their_configuration(config, key
     with pytest.raises(ConfigError, match=rf"weights of another model: `{key}`"):
         check_start(trained.save_dir, other)
     with pytest.raises(ConfigError, match="weights of another model"):
-        begin_neox_run(other, BATCH, 1, COMMIT)
+        begin(other, BATCH, 1)
 
 
 def test_weights_without_a_configuration_are_left_to_their_shapes(config, tmp_path):
