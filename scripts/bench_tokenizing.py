@@ -207,7 +207,9 @@ def show(rows: list[dict[str, Any]]) -> None:
 def main() -> int:
     options = make_parser().parse_args()
     if options.show is not None:
-        show([json.loads(line) for line in options.show.read_text(encoding="utf-8").splitlines()])
+        lines = [json.loads(line) for line in options.show.read_text(encoding="utf-8").splitlines()]
+        # Where a cell was measured twice, the later row counts.
+        show([*{(r["measure"], r.get("domain", r.get("megabytes"))): r for r in lines}.values()])
         return 0
     rows = []
     with tempfile.TemporaryDirectory() as name:
