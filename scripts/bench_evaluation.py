@@ -23,8 +23,8 @@ import torch
 from megatron_patches.config import compose
 from megatron_patches.positions import names
 from megatron_patches.standalone.build import shape_of
-from megatron_patches.standalone.evaluate import TOKENS_PER_PASS, score
 from megatron_patches.standalone.model import GPT
+from megatron_patches.standalone.scoring import TOKENS_PER_PASS, score
 from megatron_patches.standalone.windows import Plan, batches
 
 VOCABULARY = 1024

@@ -1,39 +1,55 @@
-"""Draw perplexity by length, loss by position and learned kernels, each as SVG and PNG.
+"""Draw figures of results, each as SVG and PNG, one set for each data set and training length.
+
+From ROWS perplexity by length and loss by position (with windowed controls where there are any), from
+--kernels the learned kernels and the cumulative effective length of heads, from --training the training
+curves and the position parameters.
 
 Example: python scripts/figures.py results/runs.jsonl --kernels results/kernels.jsonl --output out
+         python scripts/figures.py --training results/training.jsonl --output out
 """
 
 import argparse
 import re
 import sys
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 # Running a file puts its own folder on the path, not the repository, which may not be installed.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from megatron_patches.analysis import command  # noqa: E402
-from megatron_patches.analysis.figures import (  # noqa: E402
-    kernel_figure,
-    perplexity_figure,
-    position_figure,
+from megatron_patches.analysis.figures import kernel_figure, perplexity_figure  # noqa: E402
+from megatron_patches.analysis.figures_position import position_figure  # noqa: E402
+from megatron_patches.analysis.figures_reach import reach_figure  # noqa: E402
+from megatron_patches.analysis.figures_training import (  # noqa: E402
+    parameters_figure,
+    training_figure,
 )
-from megatron_patches.analysis.rows import KernelRow, Row, read_kernels, read_rows  # noqa: E402
+from megatron_patches.analysis.kernels import kernel_sets  # noqa: E402
+from megatron_patches.analysis.positions import position_lengths  # noqa: E402
+from megatron_patches.analysis.rows import (  # noqa: E402
+    KernelRow,
+    Row,
+    RowError,
+    read_kernels,
+    read_rows,
+)
+from megatron_patches.analysis.sections import Section, Source, cut  # noqa: E402
 from megatron_patches.analysis.style import save  # noqa: E402
+from megatron_patches.analysis.training_rows import (  # noqa: E402
+    TrainingRow,
+    read_training,
+    training_groups,
+)
 
 
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    command.add_common_arguments(parser)
-    parser.add_argument(
-        "--kernels",
-        nargs="+",
-        type=command.existing_file,
-        default=[],
-        metavar="FILE",
-        help="files of learned kernels",
-    )
+    command.add_common_arguments(parser, files="*", without="; none: kernels or training only")
+    command.add_file_arguments(parser)
     parser.add_argument(
         "--output", type=Path, required=True, metavar="DIR", help="folder for the figures"
     )
@@ -42,20 +58,76 @@ def make_parser() -> argparse.ArgumentParser:
 
 def draw(rows: list[Row], methods: list[str] | None, folder: Path) -> list[Path]:
     """The figures of one data set; losses by position once for each length that has them."""
-    name = file_name(rows[0].dataset)
-    paths = save(perplexity_figure(rows, methods=methods), folder / f"perplexity-{name}")
-    for length in sorted({row.eval_length for row in rows if row.position_losses}):
-        figure = position_figure(rows, eval_length=length, methods=methods)
-        paths += save(figure, folder / f"position-{name}-{length}")
+    sections = cut([Source("rows", rows)])
+    paths = []
+    for section, suffix in zip(sections, suffixes(sections), strict=True):
+        if section.problem is not None:
+            raise RowError(section.problem)
+        own = section.rows
+        present = {row.method for row in own}
+        listed = None if methods is None else [name for name in methods if name in present]
+        name = file_name(own[0].dataset)
+        # One length makes no curve, and losses by position are what such rows are for.
+        if len({row.eval_length for row in own}) > 1 or not position_lengths(own):
+            figure = perplexity_figure(own, methods=listed)
+            paths += save(figure, folder / f"perplexity-{name}{suffix}")
+        for length in position_lengths(own):
+            figure = position_figure(own, eval_length=length, methods=listed)
+            paths += save(figure, folder / f"position-{name}-{length}{suffix}")
     return paths
 
 
+def suffixes(sections: Sequence[Section]) -> list[str]:
+    """What tells the files of several sections of one data set apart; nothing for a single one."""
+    told = ("train_length", "protocol", "split", "stride", "last_k", "step")
+    kinds = {name: {getattr(s.rows[0], name) for s in sections} for name in told}
+    # Windows side by side have their own length as stride, which tells nothing apart.
+    differing = [name for name in told if len(kinds[name]) > 1 and name != "stride"]
+    found = [
+        "".join(f"-{label(name, getattr(section.rows[0], name))}" for name in differing)
+        for section in sections
+    ]
+    return [
+        text if found.count(text) == 1 else f"{text}-{found[:place].count(text) + 1}"
+        for place, text in enumerate(found)
+    ]
+
+
+def label(name: str, value: Any) -> str:
+    return {"train_length": "train", "step": "step", "last_k": "last"}.get(name, "") + str(value)
+
+
 def draw_kernels(kernels: list[KernelRow], folder: Path) -> list[Path]:
-    """One figure of learned kernels for each data set and seed."""
+    """One figure of learned kernels for each data set, training length and seed, one of reach for
+    each data set and training length."""
     paths = []
-    for dataset, seed in sorted({(row.dataset, row.seed) for row in kernels}):
-        figure = kernel_figure(r for r in kernels if (r.dataset, r.seed) == (dataset, seed))
-        paths += save(figure, folder / f"kernels-{file_name(dataset)}-seed{seed}")
+    sets = kernel_sets(kernels)
+    lengths = {length for _, length in sets}
+    for (dataset, length), rows in sets.items():
+        suffix = f"-train{length}" if len(lengths) > 1 else ""
+        for seed in sorted({row.seed for row in rows}):
+            figure = kernel_figure(row for row in rows if row.seed == seed)
+            paths += save(figure, folder / f"kernels-{file_name(dataset)}-seed{seed}{suffix}")
+        if any(row.bias is not None for row in rows):
+            paths += save(reach_figure(rows), folder / f"reach-{file_name(dataset)}{suffix}")
+    return paths
+
+
+def draw_training(rows: list[TrainingRow], folder: Path) -> list[Path]:
+    """Training curves, and parameters where there are any, of each group that may meet."""
+    paths = []
+    groups = training_groups(rows)
+    keys = [(group[0].dataset, group[0].train_length) for group in groups]
+    several = len({length for _, length in keys}) > 1
+    for place, group in enumerate(groups):
+        first = group[0]
+        suffix = f"-train{first.train_length}" if several else ""
+        turn = keys[:place].count(keys[place])
+        name = f"{file_name(first.dataset)}{suffix}" + (f"-{turn + 1}" if turn else "")
+        if any(row.status == "ok" for row in group):
+            paths += save(training_figure(group), folder / f"training-{name}")
+        if any(row.position for row in group if row.status == "ok"):
+            paths += save(parameters_figure(group), folder / f"parameters-{name}")
     return paths
 
 
@@ -63,18 +135,38 @@ def file_name(text: str) -> str:
     return re.sub(r"[^\w.-]+", "_", text)
 
 
+def chosen(rows: Iterable[Any], wanted: Callable[[Any], bool], what: str) -> list[Any]:
+    """The rows let through; RowError when there were some and none is left."""
+    rows = list(rows)
+    kept = [row for row in rows if wanted(row)]
+    if rows and not kept:
+        raise RowError(f"no {what} match the choice of data set, methods and --where")
+    return kept
+
+
 def main() -> int:
-    arguments = make_parser().parse_args()
+    parser = make_parser()
+    arguments = parser.parse_args()
+    if not (arguments.rows or arguments.kernels or arguments.training):
+        parser.error("name files of rows, or --kernels, or --training")
 
     def work() -> None:
-        chosen = command.by_dataset(read_rows(arguments.rows), arguments)
-        kernels = [
-            row
-            for row in read_kernels(arguments.kernels)
-            if row.dataset in chosen and row.method in (arguments.methods or [row.method])
-        ]
-        paths = draw_kernels(kernels, arguments.output)
-        for rows in chosen.values():
+        by_dataset = {}
+        if arguments.rows:
+            by_dataset = command.by_dataset(read_rows(arguments.rows), arguments)
+
+        def wanted(row: Any) -> bool:
+            there = not by_dataset or row.dataset in by_dataset
+            return there and command.lets_through(row, arguments)
+
+        paths = []
+        if arguments.kernels:
+            kernels = chosen(read_kernels(arguments.kernels), wanted, "kernels")
+            paths += draw_kernels(kernels, arguments.output)
+        if arguments.training:
+            training = chosen(read_training(arguments.training), wanted, "training rows")
+            paths += draw_training(training, arguments.output)
+        for rows in by_dataset.values():
             paths += draw(rows, arguments.methods, arguments.output)
         print("\n".join(str(path) for path in paths))
 

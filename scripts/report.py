@@ -1,6 +1,7 @@
 """Write one self-contained HTML page of all results: tables, charts, kernels, filters, provenance.
 
-The page needs no server and no network. Without ROWS it shows all rows and kernels under results/.
+The page needs no server and no network. Without ROWS it shows all under results/: evaluated rows,
+learned kernels, training runs and retrieval.
 
 Example: python scripts/report.py results/runs.jsonl --kernels results/kernels.jsonl
 """
@@ -8,8 +9,9 @@ Example: python scripts/report.py results/runs.jsonl --kernels results/kernels.j
 import argparse
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 # Running a file puts its own folder on the path, not the repository, which may not be installed.
@@ -18,9 +20,11 @@ sys.path.insert(0, str(ROOT))
 from megatron_patches.analysis import command  # noqa: E402
 from megatron_patches.analysis.aggregate import only  # noqa: E402
 from megatron_patches.analysis.published import REFERENCE, read_published  # noqa: E402
-from megatron_patches.analysis.report import Settings, report  # noqa: E402
-from megatron_patches.analysis.rows import KernelRow, Row, read_kernels, read_rows  # noqa: E402
-from megatron_patches.analysis.sections import Source, find_files  # noqa: E402
+from megatron_patches.analysis.report import Extras, Settings, report  # noqa: E402
+from megatron_patches.analysis.retrieval_rows import read_retrieval  # noqa: E402
+from megatron_patches.analysis.rows import Row, RowError, read_kernels, read_rows  # noqa: E402
+from megatron_patches.analysis.sections import Found, Source, find_files  # noqa: E402
+from megatron_patches.analysis.training_rows import read_training  # noqa: E402
 
 
 def pair(text: str) -> tuple[str, str]:
@@ -36,13 +40,15 @@ def make_parser() -> argparse.ArgumentParser:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     command.add_common_arguments(parser, files="*", without="; all under results/ if left out")
+    beside = " (without ROWS: all under results/ as well)"
+    command.add_file_arguments(parser, without=beside)
     parser.add_argument(
-        "--kernels",
+        "--retrieval",
         nargs="+",
         type=command.existing_file,
         default=[],
         metavar="FILE",
-        help="files of learned kernels (without ROWS: all under results/ as well)",
+        help=f"files of retrieval rows{beside}",
     )
     parser.add_argument("--reference", default=REFERENCE, help=f"compare with it ({REFERENCE})")
     parser.add_argument(
@@ -72,10 +78,12 @@ def shown_name(path: Path) -> str:
     return path.name if relative.startswith("..") else Path(relative).as_posix()
 
 
-def chosen_rows(paths: Iterable[Path], arguments: argparse.Namespace) -> list[Source]:
+def chosen_rows(paths: Sequence[Path], arguments: argparse.Namespace) -> list[Source]:
     """The rows of each file that the command line lets through, files without any left out."""
     read = {path: read_rows(path) for path in paths}
     everything: list[Row] = [row for rows in read.values() for row in rows]
+    if not everything:
+        return []
     kept = [row for rows in command.by_dataset(everything, arguments).values() for row in rows]
     let_through = {id(row) for row in only(kept, arguments.methods)}
     sources = [
@@ -85,28 +93,39 @@ def chosen_rows(paths: Iterable[Path], arguments: argparse.Namespace) -> list[So
     return [source for source in sources if source.rows]
 
 
-def chosen_kernels(paths: Iterable[Path], sources: list[Source]) -> list[KernelRow]:
-    """The kernels of methods and data sets that have rows on the page."""
-    there = {(row.method, row.dataset) for source in sources for row in source.rows}
-    return [row for row in read_kernels(paths) if (row.method, row.dataset) in there]
-
-
 def main() -> int:
     arguments = make_parser().parse_args()
 
     def work() -> None:
-        paths, kernels = arguments.rows, arguments.kernels
-        if not paths:
-            paths, found = find_files(ROOT / "results")
-            kernels = kernels or found
-        sources = chosen_rows(paths, arguments)
+        named = Found(arguments.rows, arguments.kernels, arguments.training, arguments.retrieval)
+        there = Found()
+        if not any(vars(named).values()):
+            there = find_files(ROOT / "results")
+        elif not named.rows:
+            raise RowError("name files of ROWS as well: the page is about them")
+        files = Found(**{kind: paths or vars(there)[kind] for kind, paths in vars(named).items()})
+        sources = chosen_rows(files.rows, arguments)
+        datasets = {row.dataset for source in sources for row in source.rows}
+
+        def wanted(rows: Iterable[Any]) -> list[Any]:
+            """Those of data sets that have rows on the page."""
+            return [
+                row
+                for row in rows
+                if row.dataset in datasets and command.lets_through(row, arguments)
+            ]
+
+        extras = Extras(
+            kernels=wanted(read_kernels(files.kernels)),
+            training=wanted(read_training(files.training)),
+            retrieval=wanted(read_retrieval(files.retrieval)),
+        )
         settings = Settings(
             reference=arguments.reference,
             published=read_published(arguments.published),
             beside=dict(arguments.beside),
         )
-        page = report(sources, chosen_kernels(kernels, sources), settings)
-        command.write_text(arguments.output, page)
+        command.write_text(arguments.output, report(sources, extras, settings))
         print(arguments.output)
 
     return command.guarded(work, debug=arguments.debug)

@@ -1,7 +1,8 @@
 """Train and score every run of a study: methods x datasets x seeds x lengths x protocols.
 
 Prints the plan and its cost first. Finished parts are skipped, interrupted ones continue, a failed
-one is recorded in OUTPUT/failed.jsonl and the others go on. Result rows: OUTPUT/rows.jsonl.
+one is recorded in OUTPUT/failed.jsonl and the others go on. Result rows: OUTPUT/rows.jsonl (and
+retrieval.jsonl), a line a training: OUTPUT/training.jsonl.
 
 Exit code: 0 when every run is finished, 1 when some failed, 2 for a study that cannot be right.
 """
@@ -40,6 +41,9 @@ def make_parser() -> argparse.ArgumentParser:
         "--slurm", type=Path, metavar="FILE", help="write an array script of what is left, no more"
     )
     made.add_argument(
+        "--record", action="store_true", help="append what training.jsonl lacks, train nothing"
+    )
+    made.add_argument(
         "--parallel",
         type=whole(1),
         metavar="N",
@@ -61,11 +65,16 @@ def make_parser() -> argparse.ArgumentParser:
 def work(options: argparse.Namespace) -> int:
     study = studies.load_study(options.study)
     plan = studies.make_plan(study, options.only)
+    if options.record:
+        lines = studies.record(plan, lambda text: print(text, file=sys.stderr))
+        print(f"{lines} lines appended to {shown(study.output_dir / 'training.jsonl')}")
+        return 0
     cost = studies.estimate(plan, options.tokens_per_second)
     places = slots(plan, options.parallel, cost.gigabytes)
-    device = "the CPU, one thread each"
     if on_gpus(plan):
         device = f"GPUs, {len(gpus()) or 'none'} here"
+    else:
+        device = f"the CPU, threads each: {places[0]['OMP_NUM_THREADS']}"
     print(studies.report(plan, cost, len(places), device), end="", flush=True)
     if options.list:
         for run in plan.runs:
@@ -82,7 +91,7 @@ def work(options: argparse.Namespace) -> int:
     if options.dry_run:
         return 0
     failures = studies.carry_out(plan, places, lambda text: print(text, flush=True))
-    print(f"{len(plan.runs)} runs in {shown(study.output_dir / 'rows.jsonl')}")
+    print(f"{len(plan.runs)} runs in {shown(study.output_dir)}")
     for failure in failures:
         print(
             f"failed: {failure.run}, {failure.step}, exit code {failure.exit_code}: "

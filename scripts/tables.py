@@ -1,12 +1,14 @@
-"""Print tables of perplexity by length from result rows, beside the published ones.
+"""Print tables of result rows: perplexity by length beside the published one, differences, training.
 
 Example: python scripts/tables.py results/runs.jsonl --table table3 --dataset openwebtext2
          python scripts/tables.py results/runs.jsonl --table differences --reference alibi
+         python scripts/tables.py results/training.jsonl --table training
 """
 
 import argparse
 import sys
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 # Running a file puts its own folder on the path, not the repository, which may not be installed.
@@ -14,6 +16,8 @@ sys.path.insert(0, str(ROOT))
 
 from megatron_patches.analysis import command  # noqa: E402
 from megatron_patches.analysis.differences import differences_table  # noqa: E402
+from megatron_patches.analysis.early import early_table  # noqa: E402
+from megatron_patches.analysis.kernels import reach_table  # noqa: E402
 from megatron_patches.analysis.layout import Table  # noqa: E402
 from megatron_patches.analysis.published import (  # noqa: E402
     REFERENCE,
@@ -21,15 +25,19 @@ from megatron_patches.analysis.published import (  # noqa: E402
     read_published,
 )
 from megatron_patches.analysis.render import FORMATS  # noqa: E402
-from megatron_patches.analysis.rows import Row, read_rows  # noqa: E402
+from megatron_patches.analysis.rows import Row, RowError, read_kernels, read_rows  # noqa: E402
 from megatron_patches.analysis.tables import (  # noqa: E402
+    check_whole_windows,
     extrapolation_table,
     published_rows,
     published_table,
     relative_table,
 )
+from megatron_patches.analysis.training_curves import training_table  # noqa: E402
+from megatron_patches.analysis.training_rows import read_training, training_groups  # noqa: E402
 
 PUBLISHED = {f"table{number}": f"Table {number}" for number in (3, 5, 6, 9)}
+OF_MODELS = ("training", "reach")
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -39,12 +47,14 @@ def make_parser() -> argparse.ArgumentParser:
     command.add_common_arguments(parser)
     parser.add_argument(
         "--table",
-        choices=("extrapolation", "relative", "differences", *PUBLISHED),
+        choices=("extrapolation", "relative", "differences", "early", *OF_MODELS, *PUBLISHED),
         default="extrapolation",
         help="extrapolation: perplexity by length (default); relative: divided by that at the "
         "training length; differences: loss minus that of --reference, with intervals over seeds and "
-        "over windows and p corrected for the number of tests; tableN: the first two, "
-        "beside that table of the KERPLE paper",
+        "over windows and p corrected for the number of tests; early: windows side by side beside "
+        "sliding ones of the same models (early-token effect, ALiBi's appendix B); training: losses, "
+        "slope at the end and speed of every run, of files of training rows; reach: effective length of "
+        "heads, of files of learned kernels; tableN: the first two, beside that table of the KERPLE paper",
     )
     parser.add_argument("--reference", default=REFERENCE, help=f"compare with it ({REFERENCE})")
     parser.add_argument("--format", choices=tuple(FORMATS), default="markdown")
@@ -74,11 +84,14 @@ def make_tables(
         beside = arguments.published_dataset
         trend = published_rows(published, PUBLISHED["table3"], beside) if beside else ()
         return [relative_table(rows, trend, methods=methods)]
+    if arguments.table == "early":
+        return [early_table(rows, methods=methods)]
     if arguments.table == "differences":
         return [differences_table(rows, reference=arguments.reference, methods=methods)]
     ours = extrapolation_table(rows, reference=arguments.reference, methods=methods)
     if arguments.table not in PUBLISHED:
         return [ours]
+    check_whole_windows(rows)
     table, dataset = PUBLISHED[arguments.table], arguments.published_dataset or rows[0].dataset
     # Table 9 holds two models, told apart by their training length; the others hold one.
     length = rows[0].train_length if arguments.table == "table9" else None
@@ -90,14 +103,29 @@ def make_tables(
     ]
 
 
+def model_tables(arguments: argparse.Namespace) -> list[Table]:
+    """Tables of training rows or of learned kernels; RowError when the choice leaves none."""
+    training = arguments.table == "training"
+    read = read_training(arguments.rows) if training else read_kernels(arguments.rows)
+    rows: list[Any] = [row for row in read if command.lets_through(row, arguments)]
+    if not rows:
+        raise RowError("no rows match the choice of data set, methods and --where")
+    return [training_table(g) for g in training_groups(rows)] if training else [reach_table(rows)]
+
+
 def main() -> int:
     arguments = make_parser().parse_args()
 
     def work() -> None:
-        wanted = arguments.table in PUBLISHED or arguments.published_dataset is not None
-        published = read_published(arguments.published) if wanted else []
-        chosen = command.by_dataset(read_rows(arguments.rows), arguments)
-        tables = [t for rows in chosen.values() for t in make_tables(rows, published, arguments)]
+        if arguments.table in OF_MODELS:
+            tables = model_tables(arguments)
+        else:
+            wanted = arguments.table in PUBLISHED or arguments.published_dataset is not None
+            published = read_published(arguments.published) if wanted else []
+            chosen = command.by_dataset(read_rows(arguments.rows), arguments)
+            tables = [
+                t for rows in chosen.values() for t in make_tables(rows, published, arguments)
+            ]
         texts = [FORMATS[arguments.format](table) for table in tables]
         if arguments.format == "csv":
             # One file, one line of column names.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from megatron_patches.analysis.jsonl import dump
 from megatron_patches.analysis.rows import (
@@ -14,6 +15,10 @@ from megatron_patches.analysis.rows import (
     check_comparable,
     latest_rows,
 )
+from megatron_patches.analysis.validate import SEEDED_WINDOWS
+
+VARIANT = "variant"  # the option that names the levels of a study's factors
+WINDOW = "sliding_window_width"  # the option of a model that attends to that many tokens only
 
 
 @dataclass
@@ -27,15 +32,33 @@ class Group:
 Series = dict[str, dict[int, Group]]  # label -> evaluation length in tokens -> group
 
 
-def series_label(row: Row) -> str:
-    """The method, followed by its options where it has any: ``alibi (window=512)``."""
-    if not row.options:
-        return row.method
-    shown = (
+class Labelled(Protocol):
+    """A row of any kind that belongs to a method, or to a variant of it."""
+
+    @property
+    def method(self) -> str: ...
+
+    @property
+    def options(self) -> dict[str, Any]: ...
+
+
+def series_label(row: Labelled, *, window: bool = True) -> str:
+    """The method, with its options and its attention window where it has any.
+
+    ``alibi``, ``alibi (position_init=alibi)``, ``alibi, window 512``; without ``window`` the label of
+    the same method with the whole text in view. A study's levels stand for the position options that
+    they set: ``kerple_log, decay none, sharing layered``.
+    """
+    found = row.options.get(VARIANT)
+    levels = found if isinstance(found, dict) else {}
+    shown = [
         f"{name}={value if isinstance(value, str) else dump(value)}"
         for name, value in sorted(row.options.items())
-    )
-    return f"{row.method} ({', '.join(shown)})"
+        if name != WINDOW and not (levels and name.startswith(("position_", VARIANT)))
+    ]
+    label = ", ".join([row.method, *(f"{factor} {level}" for factor, level in levels.items())])
+    label += f" ({', '.join(shown)})" if shown else ""
+    return f"{label}, window {row.options[WINDOW]}" if window and WINDOW in row.options else label
 
 
 def comparable_rows(rows: Iterable[Row]) -> list[Row]:
@@ -94,6 +117,8 @@ def provenance(rows: Iterable[Row]) -> list[str]:
         parts.append(f"last {first.last_k} tokens of a window scored")
     tiled = first.protocol in WHOLE_WINDOW
     parts.append("stride = window" if tiled else f"stride {first.stride}")
+    if first.protocol in SEEDED_WINDOWS:
+        parts[-1] = "windows drawn by the seed"
     parts.append(f"{_by_length(rows, 'tokens')} tokens in {_by_length(rows, 'windows')} windows")
     if first.documents_isolated:
         parts.append("documents isolated")

@@ -9,6 +9,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 from megatron_patches.analysis.rows import Row, RowError
 
@@ -57,6 +58,30 @@ def add_common_arguments(
         help="rows with this value only, as in --where protocol=last; may be repeated",
     )
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+
+
+def add_file_arguments(parser: argparse.ArgumentParser, *, without: str = "") -> None:
+    """``--kernels`` and ``--training``; ``without`` is what the help says of leaving them out."""
+    for name, what in (("kernels", "learned kernels"), ("training", "training rows")):
+        parser.add_argument(
+            f"--{name}",
+            nargs="+",
+            type=existing_file,
+            default=[],
+            metavar="FILE",
+            help=f"files of {what} (JSON lines){without}",
+        )
+
+
+def lets_through(row: Any, arguments: argparse.Namespace) -> bool:
+    """Whether a row of any kind fits --dataset, --methods and those of --where that it has."""
+    if arguments.dataset is not None and row.dataset != arguments.dataset:
+        return False
+    if row.method not in (arguments.methods or [row.method]):
+        return False
+    return all(
+        str(getattr(row, name)) == value for name, value in arguments.where if hasattr(row, name)
+    )
 
 
 def by_dataset(rows: Iterable[Row], arguments: argparse.Namespace) -> dict[str, list[Row]]:

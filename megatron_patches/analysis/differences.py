@@ -39,6 +39,7 @@ from megatron_patches.analysis.statistics import (
     paired_test,
     spreads,
 )
+from megatron_patches.analysis.validate import SEEDED_WINDOWS
 
 LEVEL = f"{100 * (1 - ALPHA):g}%"
 COLUMNS = (
@@ -108,7 +109,10 @@ def _difference(
     first = seeds[0]
     interval = bootstrap_interval(ours[first].window_losses, theirs[first].window_losses)
     problem = None if interval else "one window, or no spread over windows: no bootstrap"
-    return Difference(label, length, test, first, interval, spreads(by_seed), problem)
+    # Windows that differ from seed to seed have no spread apart from the seeds'.
+    crossed = ours[first].protocol not in SEEDED_WINDOWS
+    spread = spreads(by_seed) if crossed else None
+    return Difference(label, length, test, first, interval, spread, problem)
 
 
 def _loss(row: Row) -> float:

@@ -60,10 +60,12 @@ def from_object(cls: type[T], where: str, record: Mapping[str, Any]) -> T:
     """Build the dataclass ``cls`` from one JSON object; RowError starts with ``where``.
 
     Every field has to be there and nothing else: a key that is skipped or made up would mean
-    that writer and reader disagree about what was measured.
+    that writer and reader disagree about what was measured. Older files may lack the fields that
+    ``cls.ADDED`` lists.
     """
     known = {field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    missing, unknown = sorted(known - record.keys()), sorted(record.keys() - known)
+    needed = known - set(getattr(cls, "ADDED", ()))
+    missing, unknown = sorted(needed - record.keys()), sorted(record.keys() - known)
     if missing or unknown:
         parts = [f"missing {', '.join(missing)}"] if missing else []
         parts += [f"unknown {', '.join(unknown)}"] if unknown else []

@@ -1,4 +1,4 @@
-"""Figures as pure functions of rows: perplexity by length, loss by position, learned kernels.
+"""Figures as pure functions of rows: perplexity by length and learned kernels.
 
 Each function returns a matplotlib figure; ``style.save`` writes it. matplotlib loads on first use.
 """
@@ -6,6 +6,7 @@ Each function returns a matplotlib figure; ``style.save`` writes it. matplotlib 
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,12 +14,11 @@ from megatron_patches.analysis.aggregate import (
     Group,
     Series,
     collect,
-    comparable_rows,
     only,
     provenance,
     series_label,
 )
-from megatron_patches.analysis.kernels import THRESHOLD, effective_length
+from megatron_patches.analysis.kernels import THRESHOLD, last_kernels, reach
 from megatron_patches.analysis.rows import KernelRow, Row, RowError
 from megatron_patches.analysis.statistics import summarize
 from megatron_patches.analysis.style import GREY, STYLE, label_ends, line_style, panels
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 CLOSE_UP_RATIO = 4.0
 # exp(-10) of the weight of the nearest token is nothing; steep kernels run off the plot there.
 LOWEST_BIAS = -10.0
-POSITION_BINS = 48
+FOOT_SIZE = 6
 
 
 def perplexity_figure(rows: Iterable[Row], *, methods: Sequence[str] | None = None) -> Figure:
@@ -56,7 +56,7 @@ def perplexity_figure(rows: Iterable[Row], *, methods: Sequence[str] | None = No
             low, high = min(means), min(max(means), 1.35 * min(means))
             _draw_perplexity(axes[1], series, chosen[0].train_length, (0.97 * low, high))
             axes[1].set_title("The same, near the best", pad=16)
-        _footer(figure, chosen)
+        footer(figure, provenance(chosen))
     return figure
 
 
@@ -93,9 +93,12 @@ def _draw_perplexity(
         # A band that reached zero could not be drawn on a logarithmic axis.
         lower = [max(mean - std, mean / 10) for mean, std in curve.values()]
         upper = [mean + std for mean, std in curve.values()]
-        axes.fill_between(lengths, lower, upper, color=style["color"], alpha=0.15, linewidth=0)
+        # Bands of lines that leave the panel would only cover those that stay.
+        stays = limits is None or limits[0] <= means[-1] <= limits[1]
+        if stays:
+            axes.fill_between(lengths, lower, upper, color=style["color"], alpha=0.15, linewidth=0)
         axes.plot(lengths, means, **style)
-        if limits is None or limits[0] <= means[-1] <= limits[1]:
+        if stays:
             ends.append((_end_label(label, groups), lengths[-1], means[-1], style["color"]))
     every = sorted({length for groups in series.values() for length in groups})
     axes.set_xticks(every, [str(length) for length in every])
@@ -106,22 +109,28 @@ def _draw_perplexity(
     _plain_ticks(axes)
     axes.set_xlabel("evaluation length (tokens)")
     axes.set_ylabel("perplexity")
-    _mark_training(axes, train_length)
+    mark_training(axes, train_length)
     label_ends(axes, ends)
 
 
 def _plain_ticks(axes: Axes) -> None:
-    """Ticks at plain numbers on a logarithmic y axis: 10000 and 22.5, never 10^4."""
+    """Ticks at plain numbers on a logarithmic y axis: 10000 and 22.5, not 10^4."""
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
     low, high = axes.get_ylim()
     wide = high > 6 * low
     axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)) if wide else MaxNLocator(6))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _plain(value)))
     axes.yaxis.set_minor_locator(NullLocator())
 
 
-def _mark_training(axes: Axes, train_length: int) -> None:
+def _plain(value: float) -> str:
+    """10000 and 22.5; from there 3e5, which fits beside an axis."""
+    return f"{value:g}" if value < 1e5 else f"{value:.0e}".replace("e+0", "e").replace("e+", "e")
+
+
+def mark_training(axes: Axes, train_length: int) -> None:
+    """A dashed line at the training length."""
     axes.axvline(train_length, color=GREY, linewidth=0.9, linestyle=(0, (4, 3)), zorder=1)
     axes.annotate(
         f"trained on {train_length}",
@@ -134,75 +143,20 @@ def _mark_training(axes: Axes, train_length: int) -> None:
     )
 
 
-def _footer(figure: Figure, rows: list[Row]) -> None:
-    figure.text(0.01, 0.01, "\n".join(provenance(rows)), fontsize=6, color=GREY, va="bottom")
-
-
-def position_figure(
-    rows: Iterable[Row], *, eval_length: int | None = None, methods: Sequence[str] | None = None
-) -> Figure:
-    """Mean loss (nats per token) against the position in the window, averaged over seeds.
-
-    ``eval_length`` chooses the window (the longest with data if None). More than POSITION_BINS
-    bins are averaged in bins of equal ratio, because single positions are noisy. RowError when no
-    row has losses by position or the rows may not meet.
-    """
-    import matplotlib
-
-    rows = comparable_rows(only(rows, methods))
-    # Numbered over all rows, so that a method looks the same in every figure made of them.
-    numbers = {label: index for index, label in enumerate(collect(rows, methods))}
-    scored = [row for row in rows if row.position_losses]
-    lengths = sorted({row.eval_length for row in scored})
-    if not lengths or (eval_length is not None and eval_length not in lengths):
-        raise RowError(f"no losses by position at length {eval_length}; there are {lengths}")
-    chosen = [row for row in scored if row.eval_length == (eval_length or lengths[-1])]
-    labels = list(collect(chosen, methods))
-    with matplotlib.rc_context(STYLE):
-        figure, (axes,) = panels(1, labels)
-        axes.set_xscale("log", base=2)
-        ends = []
-        for label in labels:
-            index = numbers[label]
-            style = line_style(index)
-            x, y = _position_curve([row for row in chosen if series_label(row) == label])
-            axes.plot(
-                x, y, **{**style, "markersize": 3.5, "linewidth": 1.2}, markevery=(index % 6, 6)
-            )
-            ends.append((label, x[-1], y[-1], style["color"]))
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        axes.set_xlabel("position in the window (tokens)")
-        axes.set_ylabel("loss (nats per token)")
-        window = f"window of {chosen[0].eval_length} tokens"
-        axes.set_title(f"Loss by position, {chosen[0].dataset}, {window}", pad=16)
-        _mark_training(axes, chosen[0].train_length)
-        label_ends(axes, ends)
-        _footer(figure, chosen)
-    return figure
-
-
-def _position_curve(rows: list[Row]) -> tuple[list[float], list[float]]:
-    """Positions and losses to draw, the mean over ``rows`` (seeds)."""
-    lists = [row.position_losses or [] for row in rows]
-    if len({len(losses) for losses in lists}) > 1:
-        raise RowError(f"{series_label(rows[0])}: seeds have different numbers of position bins")
-    count, width = len(lists[0]), rows[0].eval_length / len(lists[0])
-    mean = [math.fsum(losses[i] for losses in lists) / len(lists) for i in range(count)]
-    edges = [0]
-    for step in range(1, min(POSITION_BINS, count) + 1):
-        edge = round(count ** (step / POSITION_BINS)) if count > POSITION_BINS else step
-        edges.append(max(edges[-1] + 1, edge) if edge < count else count)
-    edges = sorted({edge for edge in edges if edge <= count})
-    pairs = list(zip(edges, edges[1:], strict=False))
-    x = [width * (a + b) / 2 if b - a > 1 or width > 1 else float(b) for a, b in pairs]
-    return x, [math.fsum(mean[a:b]) / (b - a) for a, b in pairs]
+def footer(figure: Figure, lines: Sequence[str]) -> None:
+    """What was measured and how, in small print at the foot, wrapped to the figure's width."""
+    # 0.53 em is the mean width of a letter of such lines, rounded up.
+    columns = int(figure.get_figwidth() * 72 / (0.53 * FOOT_SIZE))
+    shown = [part for line in lines for part in textwrap.wrap(line, columns)]
+    figure.text(0.01, 0.01, "\n".join(shown), fontsize=FOOT_SIZE, color=GREY, va="bottom")
 
 
 def kernel_figure(kernels: Iterable[KernelRow]) -> Figure:
     """Learned bias (or weight) of every head against distance, one panel a method and layer.
 
     The last step of each method is drawn. A dot marks where a head's bias falls below THRESHOLD,
-    its effective length. RowError when there are no kernels, or several data sets or seeds.
+    its effective length. RowError when there are no kernels, or several data sets,
+    training lengths or seeds.
     """
     import matplotlib
     from matplotlib.figure import Figure
@@ -218,7 +172,8 @@ def kernel_figure(kernels: Iterable[KernelRow]) -> Figure:
         for axes in grid[len(groups) :]:
             axes.set_axis_off()
         first = next(iter(groups.values()))[0]
-        caption = f"{first.dataset}, seed {first.seed}; paler heads reach farther"
+        trained = "" if first.train_length is None else f", trained on {first.train_length} tokens"
+        caption = f"{first.dataset}{trained}, seed {first.seed}; paler heads reach farther"
         if any(row.bias is not None for heads in groups.values() for row in heads):
             caption += f", dots: first distance with bias < {THRESHOLD:g}"
         figure.supxlabel(caption, fontsize=7, color=GREY)
@@ -227,20 +182,16 @@ def kernel_figure(kernels: Iterable[KernelRow]) -> Figure:
 
 def kernel_groups(kernels: Iterable[KernelRow]) -> dict[str, list[KernelRow]]:
     """The heads of each panel by its title: the last step of each method, layer by layer."""
-    kernels = [row for row in kernels if row.bias is not None or row.weight is not None]
+    kernels = last_kernels(kernels)
     if not kernels:
         raise RowError("no kernels to draw")
-    sources = sorted({(row.dataset, row.seed) for row in kernels})
+    sources = sorted({(row.dataset, row.train_length or 0, row.seed) for row in kernels})
     if len(sources) > 1:
         raise RowError(f"kernels of several runs in one figure: {sources}")
-    last: dict[str, int] = {}
-    for row in kernels:
-        last[row.method] = max(row.step, last.get(row.method, 0))
     groups: dict[str, list[KernelRow]] = {}
-    for row in sorted(kernels, key=lambda row: (row.method, row.layer or 0, row.head)):
-        if row.step == last[row.method]:
-            layer = "" if row.layer is None else f", layer {row.layer}"
-            groups.setdefault(f"{row.method}{layer}, step {row.step}", []).append(row)
+    for row in sorted(kernels, key=lambda row: (series_label(row), row.layer or 0, row.head)):
+        layer = "" if row.layer is None else f", layer {row.layer}"
+        groups.setdefault(f"{series_label(row)}{layer}, step {row.step}", []).append(row)
     return groups
 
 
@@ -258,9 +209,9 @@ def _draw_kernels(axes: Axes, title: str, heads: list[KernelRow]) -> None:
             continue
         colour: Any = shades(0.9 * index / max(1, len(order) - 1))
         axes.plot(row.distances, values, color=colour, linewidth=1.1)
-        reach = effective_length(row.distances, values) if additive else None
-        if reach is not None:
-            axes.plot([reach], [THRESHOLD], "o", color=colour, markersize=4, clip_on=False)
+        end = reach(row)
+        if end is not None:
+            axes.plot([end], [THRESHOLD], "o", color=colour, markersize=4, clip_on=False)
     axes.set_xlim(0, max(row.distances[-1] for row in heads))
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.set_xlabel("distance (tokens)")

@@ -12,7 +12,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from megatron_patches.analysis import fields as check
 from megatron_patches.analysis.jsonl import RowError, append_lines, read_objects
@@ -32,6 +32,7 @@ __all__ = [
     "cell_key",
     "check_comparable",
     "latest_rows",
+    "objects",
     "read_kernels",
     "read_rows",
 ]
@@ -128,7 +129,9 @@ class KernelRow:
 
     ``distances`` are query minus key positions in tokens, ascending; ``bias`` (added to the scaled
     scores) and ``weight`` (multiplies them) hold one value a distance, or None where the method
-    has no such part. ``layer`` is None where all layers share the kernel.
+    has no such part. ``layer`` is None where all layers share the kernel. ``effective_length`` is
+    the smallest distance of all integers up to ``searched_to`` whose bias is below -2, None where
+    there is none. Rows of before these fields existed lack them and those that tell runs apart.
     """
 
     method: str
@@ -141,12 +144,21 @@ class KernelRow:
     bias: list[float] | None
     weight: list[float] | None
     layer: int | None = None
+    train_length: int | None = None  # tokens
+    options: dict[str, Any] = field(default_factory=dict)  # as in Row
+    searched_to: int | None = None  # tokens
+    effective_length: int | None = None  # tokens
+
+    ADDED: ClassVar = ("train_length", "options", "searched_to", "effective_length")
 
     def __post_init__(self) -> None:
         clean: dict[str, Any] = {n: check.text(n, getattr(self, n)) for n in ("method", "dataset")}
         clean |= {n: check.integer(n, getattr(self, n), 0) for n in ("seed", "step", "head")}
-        if self.layer is not None:
-            clean["layer"] = check.integer("layer", self.layer, 0)
+        least = {"layer": 0, "train_length": 1, "searched_to": 0, "effective_length": 0}
+        for name, low in least.items():
+            if getattr(self, name) is not None:
+                clean[name] = check.integer(name, getattr(self, name), low)
+        clean["options"] = check.json_mapping("options", self.options)
         values = check.json_mapping("parameters", self.parameters)
         clean["parameters"] = {k: check.number(f"parameters.{k}", v) for k, v in values.items()}
         if not isinstance(self.distances, list | tuple) or not self.distances:
@@ -162,6 +174,9 @@ class KernelRow:
                     raise RowError(f"{name}: {len(clean[name])} values, {len(distances)} distances")
         for name, value in clean.items():
             object.__setattr__(self, name, value)
+        end, searched = self.effective_length, self.searched_to
+        if end is not None and (searched is None or end > searched):
+            raise RowError(f"effective_length: {end}, but searched to {searched}")
 
 
 # options and documents_isolated are part of the key because both can be set at evaluation, where
@@ -179,7 +194,7 @@ def append_rows(path: str | os.PathLike[str], rows: Iterable[Row]) -> None:
 
 def read_rows(paths: Paths) -> list[Row]:
     """The rows of one file or of several, in order; RowError names file and line of a bad one."""
-    return [check.from_object(Row, where, item) for where, item in _objects(paths)]
+    return [check.from_object(Row, where, item) for where, item in objects(paths)]
 
 
 def append_kernels(path: str | os.PathLike[str], rows: Iterable[KernelRow]) -> None:
@@ -189,10 +204,11 @@ def append_kernels(path: str | os.PathLike[str], rows: Iterable[KernelRow]) -> N
 
 def read_kernels(paths: Paths) -> list[KernelRow]:
     """The learned kernels of one file or of several; RowError names file and line of a bad one."""
-    return [check.from_object(KernelRow, where, item) for where, item in _objects(paths)]
+    return [check.from_object(KernelRow, where, item) for where, item in objects(paths)]
 
 
-def _objects(paths: Paths) -> Iterator[tuple[str, dict[str, Any]]]:
+def objects(paths: Paths) -> Iterator[tuple[str, dict[str, Any]]]:
+    """``("file:line", object)`` for each line of one file or of several."""
     several = [paths] if isinstance(paths, str | os.PathLike) else paths
     return (pair for path in several for pair in read_objects(path))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from megatron_patches.analysis.aggregate import collect, comparable_rows
@@ -74,18 +74,34 @@ def _question(row: Row) -> tuple[str, ...]:
     return (*(str(getattr(row, name)) for name in COMPARED_FIELDS), stride)
 
 
-def find_files(folder: str | os.PathLike[str]) -> tuple[list[Path], list[Path]]:
-    """The files of rows and those of learned kernels among the ``.jsonl`` files of ``folder``.
+@dataclass(frozen=True)
+class Found:
+    """Result files by what they hold."""
 
-    The first line tells; files of other things (benchmarks) are left out. RowError: see
-    ``jsonl.read_objects``.
+    rows: list[Path] = field(default_factory=list)
+    kernels: list[Path] = field(default_factory=list)
+    training: list[Path] = field(default_factory=list)
+    retrieval: list[Path] = field(default_factory=list)
+
+
+# Fields that the first line of a file of each kind has, and no other kind.
+_KINDS = {
+    "rows": {"eval_length", "protocol", "loss"},
+    "kernels": {"head", "distances"},
+    "training": {"iterations", "lm_loss"},
+    "retrieval": {"task", "depth", "gain"},
+}
+
+
+def find_files(folder: str | os.PathLike[str]) -> Found:
+    """The ``.jsonl`` files of ``folder``, told apart by their first line.
+
+    Files of other things (benchmarks) are left out. RowError: see ``jsonl.read_objects``.
     """
-    rows: list[Path] = []
-    kernels: list[Path] = []
+    found = Found()
     for path in sorted(Path(folder).rglob("*.jsonl")):
         first = next((item for _, item in read_objects(path)), {})
-        if {"eval_length", "protocol", "loss"} <= first.keys():
-            rows.append(path)
-        elif {"head", "distances"} <= first.keys():
-            kernels.append(path)
-    return rows, kernels
+        for kind, keys in _KINDS.items():
+            if keys <= first.keys():
+                getattr(found, kind).append(path)
+    return found

@@ -52,10 +52,12 @@ def panels(count: int, labels: Sequence[str]) -> tuple[Figure, list[Axes]]:
     # 0.62 em is the mean width of a letter in the font above, rounded up.
     room = 0.4 + 0.62 * STYLE["font.size"] / 72 * max((len(label) for label in labels), default=0)
     pitch = LEFT + AXES_WIDTH + room
-    width, height = count * pitch, BOTTOM + AXES_HEIGHT + TOP
+    # Labels stand 1.25 em apart; where they are too many for that, the axes grow.
+    tall = max(AXES_HEIGHT, 1.25 * STYLE["font.size"] / 72 * (len(labels) + 1))
+    width, height = count * pitch, BOTTOM + tall + TOP
     figure = Figure(figsize=(width, height))
     boxes = [
-        ((k * pitch + LEFT) / width, BOTTOM / height, AXES_WIDTH / width, AXES_HEIGHT / height)
+        ((k * pitch + LEFT) / width, BOTTOM / height, AXES_WIDTH / width, tall / height)
         for k in range(count)
     ]
     return figure, [figure.add_axes(box) for box in boxes]
@@ -64,10 +66,11 @@ def panels(count: int, labels: Sequence[str]) -> tuple[Figure, list[Axes]]:
 def line_style(index: int) -> dict[str, Any]:
     """Colour, marker and dashes of the ``index``-th series; the three repeat at different periods,
     so that series stay apart in greyscale too."""
+    turn = index // len(COLOURS)  # a colour that comes again has other dashes
     return {
         "color": COLOURS[index % len(COLOURS)],
         "marker": MARKERS[index % len(MARKERS)],
-        "linestyle": DASHES[index % len(DASHES)],
+        "linestyle": DASHES[(index + turn) % len(DASHES)],
         "markeredgecolor": "white",
         "markeredgewidth": 0.6,
     }
@@ -101,10 +104,11 @@ def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list
 def label_ends(axes: Axes, ends: Sequence[tuple[str, float, float, str]]) -> None:
     """Write each (label, x, y, colour) right of the axes at its height, with a leader line.
 
-    Call it when the limits are final; labels that would overlap are moved apart.
+    Call it when everything is drawn; labels that would overlap are moved apart.
     """
     if not ends:
         return
+    axes.autoscale_view()  # limits that were not set follow the data only when somebody asks
     to_axes = axes.transData + axes.transAxes.inverted()
     points = [to_axes.transform((x, y)) for _, x, y, _ in ends]
     height = axes.get_window_extent().height / axes.figure.dpi * 72  # in points

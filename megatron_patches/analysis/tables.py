@@ -27,7 +27,7 @@ from megatron_patches.analysis.layout import (
     number_cell,
 )
 from megatron_patches.analysis.published import REFERENCE, PublishedRow, query
-from megatron_patches.analysis.rows import Row, RowError
+from megatron_patches.analysis.rows import WHOLE_WINDOW, Row, RowError
 from megatron_patches.analysis.statistics import ALPHA, Summary, paired_test, summarize
 
 NOT_ABSOLUTE = (
@@ -196,9 +196,12 @@ def relative_table(
 
     Columns are multiples of the training length, so that models trained at different lengths can
     be compared. Ours is the mean ± std of each seed's own ratio; published is the ratio of means
-    (``published``: see ``published_rows``). Only methods that we have rows of are shown.
+    (``published``: see ``published_rows``). Only methods that we have rows of are shown. RowError when
+    published figures, which are of whole windows, would stand beside another protocol.
     """
     chosen = only(rows, methods)
+    if published:
+        check_whole_windows(chosen)
     series = collect(chosen, methods)
     ours = {label: _own_ratios(groups, chosen[0].train_length) for label, groups in series.items()}
     theirs = _published_ratios(published)
@@ -219,6 +222,16 @@ def relative_table(
         header=(*provenance(chosen), configurations(chosen)),
         notes=(*([NOT_ABSOLUTE] if published else []), *([missing] if without else [])),
     )
+
+
+def check_whole_windows(rows: Iterable[Row]) -> None:
+    """RowError for rows of a protocol that must not stand beside the papers' main tables."""
+    others = sorted({row.protocol for row in rows} - set(WHOLE_WINDOW))
+    if others:
+        raise RowError(
+            f"the published figures score every token of windows side by side, these rows are of "
+            f"protocol {', '.join(others)}: choose {' or '.join(WHOLE_WINDOW)} with --where protocol="
+        )
 
 
 def _own_ratios(groups: Mapping[int, Group], train_length: int) -> dict[float, Cell]:

@@ -12,8 +12,10 @@ if TYPE_CHECKING:
 
 PROTOCOLS = ("nonoverlap", "last", "sliding", "position", "paper")
 STATUSES = ("ok", "refused", "failed")
-# Under these protocols the windows tile the text and every position of a window is scored.
+# Under these protocols windows do not overlap and every position of a window is scored.
 WHOLE_WINDOW = ("nonoverlap", "position", "paper")
+# Under these the seed of a run decides its windows: windows pair within a seed, not across seeds.
+SEEDED_WINDOWS = ("paper",)
 
 
 def check_cell(row: Row) -> None:

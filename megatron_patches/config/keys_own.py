@@ -14,6 +14,8 @@ LENGTHS = [512, 1024, 2048, 4096, 8192, 16384]
 class Own(Keys):
     dataset: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.]*$")] | None = None
     run_name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+=-]*$")] | None = None
+    # What a study calls this configuration, factor -> level: it tells rows of one method apart.
+    variant: dict[str, str] = Field(default_factory=dict)
     # Options of a position method that have no NeoX key; the method itself checks them.
     position_options: dict[str, Any] = Field(default_factory=dict)
     position_sharing: Literal["model", "layer"] | None = None  # None: the method's own default
@@ -25,9 +27,13 @@ class Own(Keys):
     eval_lengths: Annotated[list[Positive], Field(min_length=1)] = Field(
         default_factory=lambda: list(LENGTHS)
     )
-    eval_protocol: Literal["nonoverlap", "last", "sliding", "position"] = "nonoverlap"
+    eval_protocol: Literal["nonoverlap", "last", "sliding", "position", "paper"] = "nonoverlap"
     eval_stride: Positive | None = None
     eval_last_k: Positive | None = None
+    eval_window: Positive | None = (
+        None  # score with this sliding_window_width instead of the model's
+    )
+    eval_paper_windows: Positive | None = None  # None: 320, as the authors
     eval_batch_size: Positive = 1
     eval_split: Literal["valid", "test"] = "valid"
     # Corrections of GPT-NeoX's faults to leave out, by name; the standalone engine has none of them.

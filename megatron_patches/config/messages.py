@@ -6,7 +6,8 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
-from typing import Any, Literal, get_args, get_origin
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
@@ -84,13 +85,20 @@ def _path(model: type[BaseModel], location: tuple[Any, ...]) -> str:
             break
         keys.append(str(step))
         known = current.model_fields.get(str(step))
-        current = known.annotation if known else None
+        current = _group(known.annotation) if known else None
     return ".".join(keys)
+
+
+def _group(annotation: Any) -> Any:
+    """The model in `Model | None`, else the annotation itself."""
+    parts = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else ()
+    found = [part for part in parts if isinstance(part, type) and issubclass(part, BaseModel)]
+    return found[0] if found else annotation
 
 
 def _model_at(model: type[BaseModel], path: str) -> type[BaseModel]:
     for step in path.split(".")[:-1]:
-        inner = model.model_fields[step].annotation
+        inner = _group(model.model_fields[step].annotation)
         assert isinstance(inner, type) and issubclass(inner, BaseModel)
         model = inner
     return model

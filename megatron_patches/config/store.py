@@ -22,7 +22,7 @@ from .schema import Config
 # number of processes is no key: only with `train_batch_size` does the hash know the global batch.
 NOT_HASHED = names(
     """
-    run_name save load iteration log_dir tensorboard_dir tensorboard s3_path s3_chunk_size
+    run_name variant save load iteration log_dir tensorboard_dir tensorboard s3_path s3_chunk_size
     fused_kernels_build_path use_shared_fs use_wandb wandb wandb_project wandb_group
     wandb_run_name wandb_team wandb_host wandb_init_all_ranks use_comet comet_workspace
     comet_project comet_experiment_name comet_tags comet_others csv_monitor hostfile include
@@ -31,8 +31,9 @@ NOT_HASHED = names(
     num_workers mmap_warmup data_impl checkpoint_scale checkpoint_factor extra_save_iters
     keep_last_n_checkpoints no_save_optim no_save_rng exit_interval log_interval steps_per_print
     wall_clock_breakdown comms_logger flops_profiler dump_state eval_interval eval_iters
-    eval_lengths eval_protocol eval_stride eval_last_k eval_batch_size eval_split eval_tasks
-    eval_results_prefix seq_length_val attention_impl valid_data_paths valid_data_weights
+    eval_lengths eval_protocol eval_stride eval_last_k eval_window eval_paper_windows
+    eval_batch_size eval_split eval_tasks eval_results_prefix seq_length_val attention_impl
+    valid_data_paths valid_data_weights
     test_data_paths test_data_weights checkpoint_activations checkpoint_num_layers
     partition_activations synchronize_each_layer
     """

@@ -108,6 +108,7 @@ def load_model(
     dtype: torch.dtype | None = None,
     attention: str = "auto",
     attention_eps: float = 0.0,
+    window: int | None = None,
 ) -> GPT:
     """A trained `GPT` in evaluation mode, from a run of the standalone engine or of GPT-NeoX.
 
@@ -120,6 +121,7 @@ def load_model(
             tables stay float32.
         attention: implementation for `attend`.
         attention_eps: `eps` of `attend`; 0 computes exactly.
+        window: the weights read with this `sliding_window_width`, whatever they were trained with.
 
     Raises:
         CheckpointError: missing, surplus or wrongly shaped tensors (listed), damaged files, a
@@ -128,7 +130,13 @@ def load_model(
     """
     settings = read_config(path, config)
     # How the training was spread over processes does not matter once the shards are merged.
-    spread = {"model_parallel_size": 1, "pipe_parallel_size": 0, "attention_impl": attention}
+    spread: dict[str, Any] = {
+        "model_parallel_size": 1,
+        "pipe_parallel_size": 0,
+        "attention_impl": attention,
+    }
+    if window is not None:
+        spread["sliding_window_width"] = window
     settings = settings.model_copy(update=spread)
     check_standalone(settings, training=False)
     shards = read_shards(step_folder(path))

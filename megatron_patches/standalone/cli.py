@@ -21,6 +21,7 @@ from megatron_patches.standalone.arguments import (
     parser,
     whole,
 )
+from megatron_patches.standalone.windows import PROTOCOLS
 
 # Idle OpenMP threads that spin take the core from whoever has work: on a busy machine small models
 # ran ten times slower. Read when torch is imported, which happens below, inside the commands.
@@ -57,12 +58,20 @@ def eval_main(arguments: Sequence[str] | None = None) -> int:
     add_config_arguments(made, "*")
     made.add_argument("--checkpoint", type=Path, help="run folder or global_stepN folder")
     made.add_argument("--lengths", type=whole(1), nargs="+", help="tokens; default: `eval_lengths`")
-    protocols = ("nonoverlap", "last", "sliding", "position")
-    made.add_argument("--protocol", choices=protocols, help="default: `eval_protocol`")
+    made.add_argument("--protocol", choices=PROTOCOLS, help="default: `eval_protocol`")
     made.add_argument("--split", choices=["valid", "test"])
     made.add_argument("--stride", type=whole(1), help="tokens, for sliding (and last)")
     made.add_argument(
         "--last-k", type=whole(1), help="tokens scored at the end of a window, for last"
+    )
+    made.add_argument(
+        "--window",
+        type=whole(1),
+        metavar="W",
+        help="the same weights with sliding_window_width W: a query sees itself and W keys before",
+    )
+    made.add_argument(
+        "--paper-windows", type=whole(1), metavar="N", help="windows a length, for paper: 320"
     )
     made.add_argument("--batch-size", type=whole(1), help="windows at a time; default: 4096 tokens")
     made.add_argument(
@@ -102,7 +111,10 @@ def _evaluate(options: argparse.Namespace) -> int:
         raise ConfigError(
             f"--attention {implementation}: choose auto, {', '.join(IMPLEMENTATIONS)}"
         )
-    request = Request(**_request(options, config), max_tokens=options.max_tokens)
+    try:
+        request = Request(**_request(options, config), max_tokens=options.max_tokens)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
     evaluation = Evaluation(
         path,
         request,
@@ -123,8 +135,10 @@ def _evaluate(options: argparse.Namespace) -> int:
         from megatron_patches.analysis.rows import append_kernels
         from megatron_patches.standalone.kernels import kernel_rows
 
+        variant = evaluation.common["options"]
         append_kernels(
-            options.kernels, kernel_rows(evaluation.model, evaluation.config, evaluation.step)
+            options.kernels,
+            kernel_rows(evaluation.model, evaluation.config, evaluation.step, options=variant),
         )
     # A method that cannot read a length has answered the question; a failed cell has not.
     return FAILED if any(row.status == "failed" for row in rows) else 0
@@ -148,11 +162,14 @@ def _request(options: argparse.Namespace, config: Config | None) -> dict[str, An
         "stride": options.stride,
         "last_k": options.last_k,
         "batch_size": options.batch_size,
+        "window": options.window or stored.eval_window,
+        "paper_windows": options.paper_windows,
     }
     if options.protocol in (None, stored.eval_protocol):
         # An option is at least 1, so `or` means "not given".
         asked["stride"] = options.stride or stored.eval_stride
         asked["last_k"] = options.last_k or stored.eval_last_k
+        asked["paper_windows"] = options.paper_windows or stored.eval_paper_windows
     if asked["batch_size"] is None and "eval_batch_size" in stored.model_fields_set:
         asked["batch_size"] = stored.eval_batch_size
     return asked

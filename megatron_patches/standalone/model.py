@@ -62,7 +62,13 @@ class Attention(nn.Module):
             self.add_module(method.module_name, method)
         self._method = (method,)  # a tuple hides it from nn.Module's registration
 
-    def forward(self, x_BLC: Tensor, cache: Cache | None, padding_BK: Tensor | None) -> Tensor:
+    def forward(
+        self,
+        x_BLC: Tensor,
+        cache: Cache | None,
+        padding_BK: Tensor | None,
+        last: int | None = None,
+    ) -> Tensor:
         batch, length, width = x_BLC.shape
         shape, (method,) = self.shape, self._method
         # NeoX orders the rows by head: query, key and value rows of head 0, then of head 1, ...
@@ -70,6 +76,8 @@ class Attention(nn.Module):
         q, k, v = qkv.permute(3, 0, 2, 1, 4).unbind(0)
         if cache is not None:
             q, k, v = self._extend(cache, method, q, k, v)
+        if last is not None:
+            q = q[:, :, -last:]
         o_BHLD = attend(
             q,
             k,
@@ -81,7 +89,7 @@ class Attention(nn.Module):
             key_padding_mask=padding_BK,
             transformed=cache is not None and method.cache == "transformed",
         )
-        return self.dense(o_BHLD.transpose(1, 2).reshape(batch, length, width))
+        return self.dense(o_BHLD.transpose(1, 2).reshape(batch, q.shape[2], width))
 
     def _extend(
         self, cache: Cache, method: PositionMethod, q: Tensor, k: Tensor, v: Tensor
@@ -118,8 +126,17 @@ class Layer(nn.Module):
         self.post_attention_layernorm = nn.LayerNorm(shape.hidden_size, eps=shape.layernorm_epsilon)
         self.mlp = MLP(shape)
 
-    def forward(self, x_BLC: Tensor, cache: Cache | None, padding_BK: Tensor | None) -> Tensor:
-        attention = self.attention(self.input_layernorm(x_BLC), cache, padding_BK)
+    def forward(
+        self,
+        x_BLC: Tensor,
+        cache: Cache | None,
+        padding_BK: Tensor | None,
+        last: int | None = None,
+    ) -> Tensor:
+        """`last`: attend to everything, for that many last positions only."""
+        attention = self.attention(self.input_layernorm(x_BLC), cache, padding_BK, last)
+        if last is not None:
+            x_BLC = x_BLC[:, -last:]
         if self.parallel:
             return x_BLC + attention + self.mlp(self.post_attention_layernorm(x_BLC))
         x_BLC = x_BLC + attention
@@ -176,7 +193,12 @@ class GPT(nn.Module):
         return self.methods[0]
 
     def hidden(
-        self, tokens_BL: Tensor, cache: Cache | None = None, padding_BK: Tensor | None = None
+        self,
+        tokens_BL: Tensor,
+        cache: Cache | None = None,
+        padding_BK: Tensor | None = None,
+        *,
+        last: int | None = None,
     ) -> Tensor:
         """States after the last norm, `[B, L, C]`; `logits` turns (parts of) them into logits.
 
@@ -184,6 +206,7 @@ class GPT(nn.Module):
             tokens_BL: int64 token ids.
             cache: tokens are appended to it; None reads `tokens_BL` as a whole sequence.
             padding_BK: bool, True at padding, over cached and new tokens together.
+            last: return `[B, last, C]`, the last positions; the last layer computes no others.
         """
         start = 0 if cache is None else cache.length
         positions_L = torch.arange(start, start + tokens_BL.shape[1], device=tokens_BL.device)
@@ -191,10 +214,11 @@ class GPT(nn.Module):
         recompute = self.shape.checkpoint_activations and self.training and cache is None
         for number in self._layers:
             layer = self.sequential[str(number)]
+            wanted = last if number == self._layers[-1] else None
             if recompute:
-                x_BLC = checkpoint(layer, x_BLC, cache, padding_BK, use_reentrant=False)
+                x_BLC = checkpoint(layer, x_BLC, cache, padding_BK, wanted, use_reentrant=False)
             else:
-                x_BLC = layer(x_BLC, cache, padding_BK)
+                x_BLC = layer(x_BLC, cache, padding_BK, wanted)
         if cache is not None:
             cache.length += tokens_BL.shape[1]
         return self.sequential[str(self.shape.layers + 3)](x_BLC)

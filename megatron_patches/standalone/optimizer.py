@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from megatron_patches.config import Batch, Config
 from megatron_patches.standalone import runtime
 from megatron_patches.standalone.model import GPT
 from megatron_patches.training.first_update import forget_first_update
+
+if TYPE_CHECKING:
+    from megatron_patches.config import Batch, Config
 
 
 def parameter_groups(model: GPT, config: Config) -> list[dict[str, Any]]:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 import os
+import platform
 import sys
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from megatron_patches.config import Config
+if TYPE_CHECKING:
+    from megatron_patches.config import Config
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,27 @@ class World:
     @property
     def first(self) -> bool:
         return self.rank == 0
+
+    def machine(self) -> dict[str, str]:
+        """`machine`: the class of machine that trains, without anything that names this one."""
+        processes = f"{self.size} process" + ("es" if self.size > 1 else "")
+        if self.device.type == "cuda":
+            return {"machine": f"{torch.cuda.get_device_name(self.device)}, {processes}"}
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        threads = f"{torch.get_num_threads()} thread" + ("s" if torch.get_num_threads() > 1 else "")
+        return {"machine": f"{_processor()}, {cores} cores, {processes} of {threads}"}
+
+
+def _processor() -> str:
+    """The name of the CPU's model."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            found = [
+                line.partition(":")[2].strip() for line in file if line.startswith("model name")
+            ]
+    except OSError:  # not Linux
+        found = []
+    return next(iter(found), "") or platform.processor() or platform.machine() or "unknown CPU"
 
 
 def use_cpu(config: Config) -> bool:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
-from megatron_patches.config import Config
+if TYPE_CHECKING:
+    from megatron_patches.config import Config
 
 
 def learning_rate(config: Config, step: int) -> float:

@@ -160,7 +160,7 @@ class Trainer:
     def _start_watch(self) -> Watch:
         self.folder.mkdir(parents=True, exist_ok=True)
         provenance.write_text(self.folder / "config.yml", dump(self.config))
-        provenance.write_json(self.folder / "run.json", self.provenance)
+        provenance.write_json(self.folder / "run.json", self.provenance | self.world.machine())
         watch = Watch(self.config, self.folder, self.step)
         method = self.model.position_method
         verb = f"continues at iteration {self.step}" if self.step else "starts"

@@ -1,15 +1,41 @@
 """Which tokens a protocol feeds and which it scores: pure arithmetic, no model.
 
-A text of T tokens has T - 1 targets; target t is token t + 1, predicted from token t and before. Every
-protocol scores the same targets at every length, so that lengths differ in context alone.
+A text of T tokens has T - 1 targets; target t is token t + 1, predicted from token t and before. The
+protocols of `Plan` score the same targets at every length, so that lengths differ in context alone;
+`paper` draws its windows anew at each (`texts.DrawnText`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-PROTOCOLS = ("nonoverlap", "last", "sliding", "position")
+PROTOCOLS = ("nonoverlap", "last", "sliding", "position", "paper")
+# What a protocol needs besides lengths and split, and what else it may be given.
+NEEDS = {"sliding": "stride", "last": "last_k"}
+TAKES = {
+    "stride": ("sliding", "last"),
+    "last_k": ("last",),
+    "max_tokens": ("nonoverlap", "last", "sliding", "position"),
+    "paper_windows": ("paper",),
+}
+
+
+def check_settings(protocol: str, given: Mapping[str, int | None]) -> None:
+    """ValueError, with the option's name, for one that the protocol lacks or does not have."""
+    if protocol not in PROTOCOLS:
+        raise ValueError(f"protocol {protocol!r} is none of {', '.join(PROTOCOLS)}")
+    needed = NEEDS.get(protocol)
+    if needed is not None and given.get(needed) is None:
+        raise ValueError(f"protocol {protocol} needs {_option(needed)}")
+    for name, value in given.items():
+        if value is not None and protocol not in TAKES[name]:
+            owners = ", ".join(TAKES[name])
+            raise ValueError(f"{_option(name)} belongs to protocol {owners}, not to {protocol}")
+
+
+def _option(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
 @dataclass(frozen=True)
@@ -43,20 +69,13 @@ class Plan:
     last_k: int | None = None
 
     def __post_init__(self) -> None:
-        if self.protocol not in PROTOCOLS:
-            raise ValueError(f"protocol {self.protocol!r} is none of {', '.join(PROTOCOLS)}")
+        check_settings(self.protocol, {"stride": self.stride, "last_k": self.last_k})
+        if self.protocol == "paper":
+            raise ValueError(
+                "protocol paper draws its windows: there is no plan of one text for it"
+            )
         if not self.lengths or min(self.lengths) < 1:
             raise ValueError(f"lengths must be positive, got {list(self.lengths)}")
-        if self.protocol == "sliding" and not self.stride:
-            raise ValueError("protocol sliding needs --stride")
-        if self.protocol in ("nonoverlap", "position") and self.stride:
-            raise ValueError(
-                f"protocol {self.protocol} has no stride: its windows lie side by side"
-            )
-        if self.protocol == "last" and not self.last_k:
-            raise ValueError("protocol last needs --last-k")
-        if self.protocol != "last" and self.last_k:
-            raise ValueError(f"--last-k belongs to protocol last, not to {self.protocol}")
 
     @property
     def targets(self) -> int:

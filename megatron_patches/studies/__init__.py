@@ -2,9 +2,11 @@
 
 from .cost import Cost, estimate, report
 from .execute import Failure, carry_out
-from .plan import Plan, Run, Step, make_plan
+from .plan import Plan, Run, make_plan
+from .record import record
 from .schema import ROOT, Study, load_study
 from .slurm import write_script
+from .steps import Step
 
 __all__ = [
     "ROOT",
@@ -18,6 +20,7 @@ __all__ = [
     "estimate",
     "load_study",
     "make_plan",
+    "record",
     "report",
     "write_script",
 ]

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from megatron_patches.config import batch_arithmetic
-from megatron_patches.studies.plan import Plan, Run, Step, data_prefixes
+from megatron_patches.studies.plan import Plan, Run, data_prefixes
+from megatron_patches.studies.progress import PAPER_WINDOWS
+from megatron_patches.studies.questions import ROWS_A_CELL, Eval
 from megatron_patches.studies.schema import ROOT, shown
+from megatron_patches.studies.steps import Step
 
 # A training step is a forward and a backward pass, the latter about twice the work.
 FORWARD_SHARE = 1 / 3
 # Where the data are not prepared yet: GPT-2's entries as NeoX pads them.
 ASSUMED_VOCABULARY = 50304
-PAPER_WINDOWS = 320
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,7 @@ def estimate(plan: Plan, tokens_per_second: float | None = None) -> Cost:
     unknown = False
     for run in runs:
         for step in plan.steps(run):
-            if step.protocol is None:
+            if step.trains:
                 training += _training_tokens(run)
                 continue
             tokens = _step_tokens(plan, run, step)
@@ -79,10 +82,12 @@ def _training_tokens(run: Run) -> int:
 
 
 def _step_tokens(plan: Plan, run: Run, step: Step) -> int | None:
-    """Tokens that pass through the model for one protocol on one split, over all its lengths."""
+    """Tokens that pass through the model for one step, over all its cells."""
     asked = plan.study.eval
+    if step.retrieval:
+        return _retrieval_tokens(plan.study.eval)
     if step.protocol == "paper":
-        return sum(PAPER_WINDOWS * length for length in asked.lengths)
+        return sum((asked.paper_windows or PAPER_WINDOWS) * length for length in asked.lengths)
     size = _split_tokens(run, step.split or "valid")
     if asked.max_tokens is not None:
         size = asked.max_tokens if size is None else min(size, asked.max_tokens)
@@ -93,8 +98,18 @@ def _step_tokens(plan: Plan, run: Run, step: Step) -> int | None:
         windows = max(0, size - 1 - longest) // (asked.stride or longest or 1) + 1
         return sum(windows * length for length in asked.lengths)
     if step.protocol == "sliding" and asked.stride:
-        return sum((size // asked.stride + 1) * length for length in asked.lengths)
+        later = {n: math.ceil(max(0, size - 1 - n) / asked.stride) for n in asked.lengths}
+        return sum((1 + windows) * length for length, windows in later.items())
     return size * len(asked.lengths)
+
+
+def _retrieval_tokens(asked: Eval) -> int:
+    """Every question is asked of a text with the answer and of one without."""
+    found = asked.retrieval
+    if found is None:
+        return 0
+    questions = sum(ROWS_A_CELL[task] for task in found.tasks) * len(found.depths) * found.samples
+    return 2 * questions * sum(found.lengths)
 
 
 def _split_tokens(run: Run, split: str) -> int | None:
@@ -166,7 +181,7 @@ def report(plan: Plan, cost: Cost, parallel: int, device: str) -> str:
         *(_count(len(levels), f"{factor} level") for factor, levels in study.factors.items()),
     ]
     asked = study.eval
-    cells = sum(len(run.evaluations) * plan.cells_a_step for run in plan.runs)
+    cells = sum(plan.cells(run) for run in plan.runs)
     todo = plan.unfinished
     steps = [step for run in todo for step in plan.steps(run)]
     open_cells = sum(plan.open_cells.values())
@@ -179,12 +194,11 @@ def report(plan: Plan, cost: Cost, parallel: int, device: str) -> str:
         ("methods", " ".join(study.methods)),
         ("datasets", " ".join(study.datasets)),
         ("train at", " ".join(map(str, study.train_lengths))),
-        ("score at", " ".join(map(str, asked.lengths))),
-        ("by", f"{' '.join(asked.protocols)}; {' '.join(asked.splits)}; {_text(plan)}"),
-        ("rows", shown(study.output_dir / "rows.jsonl")),
+        *_questions(asked),
+        ("rows", shown(study.output_dir)),
         ("finished", f"{len(plan.runs) - len(todo)} of {len(plan.runs)} runs, "
          f"{cells - open_cells} of {cells} cells"),
-        ("left", f"{sum(s.protocol is None for s in steps)} trainings of "
+        ("left", f"{sum(s.trains for s in steps)} trainings of "
          f"{cost.training_tokens:,} tokens together, {open_cells} cells, evaluation: {scored}"),
     ]  # fmt: skip
     for model in cost.models:
@@ -200,9 +214,29 @@ def _count(number: int, word: str) -> str:
     return f"{number} {word}" if number == 1 else f"{number} {word}s"
 
 
-def _text(plan: Plan) -> str:
-    limit = plan.study.eval.max_tokens
-    return "the whole split" if limit is None else f"the first {limit:,} tokens of it"
+def _questions(asked: Eval) -> Iterator[tuple[str, str]]:
+    """What is scored, a line a key of the report."""
+    if asked.protocols:
+        yield "score at", " ".join(map(str, asked.lengths))
+        yield "by", f"{' '.join(asked.protocols)}; {' '.join(asked.splits)}; {_text(asked)}"
+    if asked.window_widths != ["none"]:
+        yield "windows", " ".join(map(str, asked.window_widths))
+    if asked.retrieval is not None:
+        found = asked.retrieval
+        places = (
+            f"at {' '.join(map(str, found.lengths))}, depths {' '.join(map(str, found.depths))}"
+        )
+        yield "retrieval", f"{' '.join(found.tasks)} {places}, {_count(found.samples, 'sample')}"
+
+
+def _text(asked: Eval) -> str:
+    limit = asked.max_tokens
+    parts = []
+    if set(asked.protocols) - {"paper"}:
+        parts += ["the whole split" if limit is None else f"the first {limit:,} tokens of it"]
+    if "paper" in asked.protocols:
+        parts += [f"paper: {asked.paper_windows or PAPER_WINDOWS} windows a length"]
+    return "; ".join(parts)
 
 
 def _time(cost: Cost, parallel: int) -> str:

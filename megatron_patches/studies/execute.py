@@ -22,8 +22,11 @@ from typing import Any
 
 from megatron_patches.analysis.jsonl import append_lines
 from megatron_patches.config import ConfigError
-from megatron_patches.studies.plan import Plan, Run, Step, check_cut
+from megatron_patches.studies.plan import Plan, Run
+from megatron_patches.studies.progress import check_cut
+from megatron_patches.studies.record import Record
 from megatron_patches.studies.schema import ROOT, Study, shown
+from megatron_patches.studies.steps import Step
 
 GRACE = 10.0  # seconds between asking a process to end and making it
 IMPORTS = 0.7  # GB that torch and DeepSpeed take before there is a model
@@ -65,8 +68,9 @@ def gpus() -> list[str]:
 def slots(plan: Plan, parallel: int | None, gigabytes: float | None) -> list[dict[str, str]]:
     """The environment of each place where a run may go; `parallel` None: as many as fit.
 
-    On GPUs one a device, and a higher `parallel` shares them in turn; on the CPU one a core with one
-    thread each, as far as the memory reaches: two such runs are faster than one of two threads.
+    On GPUs one a device, and a higher `parallel` shares them in turn; on the CPU one a core, as far as
+    the memory reaches, because two runs of one thread are faster than one of two. Cores that are left
+    over become threads.
     """
     if on_gpus(plan):
         here = gpus() or [""]
@@ -76,8 +80,9 @@ def slots(plan: Plan, parallel: int | None, gigabytes: float | None) -> list[dic
     if gigabytes is not None:
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1e9
         fitting = min(fitting, max(1, int(MEMORY_SHARE * memory / (gigabytes + IMPORTS))))
-    one = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
-    return [one] * (parallel or fitting)
+    places = parallel or fitting
+    threads = max(1, (cores or 1) // places)
+    return [{"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"}] * places
 
 
 def carry_out(
@@ -120,9 +125,12 @@ class _Work:
         self.children: set[subprocess.Popen[bytes]] = set()
         self.failures: list[Failure] = []
         self.count = 0
+        self.record = Record(plan, say)
 
     def run(self) -> list[Failure]:
         todo = self.plan.unfinished
+        # Of runs that were trained before there was such a file, or by other means.
+        self.record.add(run for run in self.plan.runs if run.name in self.plan.trained)
         pool = ThreadPoolExecutor(self.workers)
         try:
             parts = [pool.submit(self._one, run, len(todo)) for run in todo]
@@ -149,8 +157,10 @@ class _Work:
                     return
                 if failure is not None:
                     failed.append(failure)
-                    if step.protocol is None:
+                    if step.trains:
                         break  # no model to score
+                elif step.trains:
+                    self.record.add([run])
         finally:
             self.places.put(place)
         with self.guard:
@@ -237,7 +247,7 @@ def _last_line(log: Path, since: int) -> str:
 
 @contextmanager
 def _locked(study: Study) -> Iterator[int]:
-    """One sweep of a study at a time on this machine; yields the lock's descriptor."""
+    """One sweep of a folder of runs at a time on this machine; yields the lock's descriptor."""
     study.checkpoint_dir.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(study.checkpoint_dir / ".sweep.lock", os.O_RDWR | os.O_CREAT, 0o644)
     try:
@@ -245,7 +255,7 @@ def _locked(study: Study) -> Iterator[int]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise ConfigError(
-                f"{shown(study.checkpoint_dir)}: another sweep of this study, or a run that a killed "
+                f"{shown(study.checkpoint_dir)}: another sweep of these runs, or a run that a killed "
                 "one left behind, is still at work: wait for it or end it"
             ) from error
         yield descriptor

@@ -12,45 +12,27 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from megatron_patches.analysis.rows import Row, read_rows
 from megatron_patches.config import (
     Config,
     ConfigError,
     batch_arithmetic,
     check_standalone,
-    compose,
     config_sha,
 )
 from megatron_patches.config.compose import compose_entries
 from megatron_patches.config.keys_base import names
 from megatron_patches.config.reading import Entry, YesNo, read_file
+from megatron_patches.studies.progress import check_cut, open_cells, trained
 from megatron_patches.studies.schema import ROOT, Overrides, Study, layer_file, shown
+from megatron_patches.studies.steps import Step, cells, evaluations
 
 PLAIN = re.compile(r"[A-Za-z_][\w./+=-]*")
 YAML_WORDS = names("y n yes no on off true false null")
 
 
 @dataclass(frozen=True)
-class Step:
-    """One command of a run, without its interpreter; started in the repository's root.
-
-    `protocol` and `split` are None for the training. `fresh` is a file that the command appends to
-    and that is removed first, so that a repeated step does not repeat its lines.
-    """
-
-    arguments: tuple[str, ...]
-    protocol: str | None = None
-    split: str | None = None
-    fresh: str | None = None
-
-    @property
-    def title(self) -> str:
-        return "train" if self.protocol is None else f"eval {self.protocol} {self.split}"
-
-
-@dataclass(frozen=True)
 class Run:
-    """One model: trained once, scored under every protocol on every split."""
+    """One model: trained once, asked everything."""
 
     name: str
     files: tuple[str, ...]
@@ -81,16 +63,22 @@ class Plan:
     def unfinished(self) -> list[Run]:
         return [run for run in self.runs if self.steps(run)]
 
-    @property
-    def cells_a_step(self) -> int:
-        return len(self.study.eval.lengths)
+    def cells(self, run: Run) -> int:
+        """All cells of a run, with a result or without."""
+        return sum(len(cells(self.study.eval, step)) for step in run.evaluations)
 
     def missing_data(self) -> dict[str, list[str]]:
         """Dataset -> prefixes of its files that are not there, for the unfinished runs."""
         found: dict[str, list[str]] = {}
+        asked = self.study.eval
+        # Retrieval takes its filler from the validation text.
+        splits = [
+            *(asked.splits if asked.protocols else ()),
+            *(["valid"] if asked.retrieval else ()),
+        ]
         for run in self.unfinished:
             name = run.config.dataset or "data"
-            for prefix in data_prefixes(run.config, ("train", *self.study.eval.splits)):
+            for prefix in data_prefixes(run.config, ("train", *splits)):
                 missing = not all((ROOT / f"{prefix}.{end}").is_file() for end in ("bin", "idx"))
                 if missing and prefix not in found.get(name, []):
                     found.setdefault(name, []).append(prefix)
@@ -118,15 +106,8 @@ def make_plan(study: Study, only: Sequence[str] = ()) -> Plan:
         runs = tuple(r for r in runs if any(fnmatch.fnmatchcase(r.name, p) for p in only))
         if not runs:
             raise ConfigError(f"--only {' '.join(only)}: no run of {study.name} has such a name")
-    scored = _scored(study)
-    cells = {
-        (run.name, step.title): sum(
-            _cell(run, step, length) not in scored for length in study.eval.lengths
-        )
-        for run in runs
-        for step in run.evaluations
-    }
-    return Plan(study, runs, frozenset(r.name for r in runs if _trained(r)), cells)
+    ready = frozenset(run.name for run in runs if trained(run))
+    return Plan(study, runs, ready, open_cells(study, runs))
 
 
 def _runs(study: Study) -> Iterator[Run]:
@@ -140,7 +121,7 @@ def _run(
     study: Study, method: str, dataset: str, seed: int, length: int, levels: dict[str, str]
 ) -> Run:
     parts = [Path(method).stem, Path(dataset).stem, str(seed)]
-    parts += [str(length)] if len(study.train_lengths) > 1 else []
+    parts += [str(length)] if study.lengths_named else []
     name = "-".join([*parts, *levels.values()])
     folder = study.checkpoint_dir / name
     layers = [("base", study.base), ("method", method), ("dataset", dataset)]
@@ -148,6 +129,7 @@ def _run(
     files = [layer_file(layer, part) for layer, part in layers]
     own = {"seed": seed, "seq_length": length, "max_position_embeddings": length}
     changes = _merged(study, length, levels)
+    own |= {"variant": dict(levels)} if levels else {}
     changes |= {**own, "run_name": name, "save": shown(folder)}
     settings = tuple(f"{key}={_yaml(value)}" for key, value in changes.items())
     try:
@@ -169,7 +151,7 @@ def _run(
         folder=folder,
         levels=levels,
         train=Step(("deepy.py", *sets, "train.py", *paths)),
-        evaluations=tuple(_evaluations(study, folder)),
+        evaluations=tuple(evaluations(study, folder)),
     )
 
 
@@ -194,85 +176,6 @@ def _merged(study: Study, length: int, levels: Mapping[str, str]) -> Overrides:
                 )
             merged[key], owner[key] = value, where
     return merged
-
-
-def _evaluations(study: Study, folder: Path) -> Iterator[Step]:
-    asked = study.eval
-    rows = shown(study.output_dir / "rows.jsonl")
-    # The kernels of a model are the same under every protocol: the first evaluation writes them.
-    kernels = (
-        shown(study.output_dir / "kernels" / f"{folder.name}.jsonl") if asked.kernels else None
-    )
-    for protocol, split in product(asked.protocols, asked.splits):
-        options: dict[str, Any] = {
-            "max-tokens": asked.max_tokens,
-            "batch-size": asked.batch_size,
-            "stride": asked.stride if protocol in ("sliding", "last") else None,
-            "last-k": asked.last_k if protocol == "last" else None,
-        }
-        command = ["eval.py", "--checkpoint", shown(folder), "--resume", "--output", rows]
-        command += ["--protocol", protocol, "--split", split]
-        for key, value in options.items():
-            command += [] if value is None else [f"--{key}", str(value)]
-        # Always all lengths: the longest decides which tokens are scored; --resume skips the rest.
-        command += ["--lengths", *map(str, asked.lengths)]
-        command += ["--kernels", kernels] if kernels else []
-        yield Step(tuple(command), protocol, split, kernels)
-        kernels = None
-
-
-def _trained(run: Run) -> bool:
-    """Whether the run's folder holds the last step of exactly this configuration."""
-    latest, config = run.folder / "latest", run.folder / "config.yml"
-    if not (latest.is_file() and config.is_file()):
-        return False
-    if latest.read_text(encoding="utf-8").strip() != f"global_step{run.config.train_iters}":
-        return False
-    return config_sha(compose([config])) == run.sha
-
-
-def _cell(run: Run, step: Step, length: int) -> tuple[Any, ...]:
-    return (run.sha, run.config.train_iters, step.protocol, step.split, length)
-
-
-def _scored(study: Study) -> set[tuple[Any, ...]]:
-    """Cells with a result. A refusal answers the question, too; a failed cell is tried again."""
-    path = study.output_dir / "rows.jsonl"
-    if not path.is_file():
-        return set()
-
-    def same(row: Row) -> bool:
-        if row.protocol == "last" and row.last_k != study.eval.last_k:
-            return False
-        strided = row.protocol in ("last", "sliding") and study.eval.stride is not None
-        return not strided or row.stride == study.eval.stride
-
-    return {
-        (row.config_sha, row.step, row.protocol, row.split, row.eval_length)
-        for row in read_rows(path)
-        if row.status != "failed" and same(row)
-    }
-
-
-def _cut(study: Study) -> dict[str, int | None]:
-    return {"longest": max(study.eval.lengths), "max_tokens": study.eval.max_tokens}
-
-
-def check_cut(study: Study, *, write: bool = False) -> None:
-    """`output` holds rows of one cut of the text; ConfigError where this study would mix in another."""
-    path, cut = study.output_dir / "cut.json", _cut(study)
-    if path.is_file():
-        before = json.loads(path.read_text(encoding="utf-8"))
-        for key, value in cut.items():
-            if before.get(key) != value:
-                what = {"longest": "the longest of `eval.lengths`"}.get(key, f"`eval.{key}`")
-                raise ConfigError(
-                    f"{path}: the rows there were scored with {what} {before.get(key)}, the study "
-                    f"has {value}, which is other text: choose another `output`"
-                )
-    elif write:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(cut) + "\n", encoding="utf-8")
 
 
 def _yaml(value: Any) -> str:

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias, get_args
+from typing import Annotated, Any, TypeAlias
 
 from pydantic import Field, ValidationError
 
 from megatron_patches.config import Config, ConfigError
 from megatron_patches.config.keys_base import Keys, NonNegative, Positive
+from megatron_patches.config.keys_own import Own
 from megatron_patches.config.messages import field_problems, nearest
 from megatron_patches.config.reading import duplicates, normal, read_file
+from megatron_patches.studies.questions import Eval, eval_problems, repeated
 
 ROOT = Path(__file__).resolve().parents[2]
-# What `eval.py` can do; one list, the configuration's.
-PROTOCOLS: tuple[str, ...] = get_args(Config.model_fields["eval_protocol"].annotation)
 
 Overrides: TypeAlias = dict[str, Any]  # NeoX keys, dotted ones as after --set
 Name: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.]*$")]
-
-Split: TypeAlias = Literal["valid", "test"]
 
 # The sweep sets these itself, from the study's own keys.
 OWN = {
@@ -31,28 +29,13 @@ OWN = {
     "dataset": "datasets",
     "save": "checkpoints",
     "run_name": "checkpoints",
-    **{f"eval_{key}": "eval" for key in ("lengths", "protocol", "stride", "last_k", "split")},
-    "eval_batch_size": "eval",
+    "variant": "factors",
+    **{key: "eval" for key in Own.model_fields if key.startswith("eval_")},
 }
-
-
-def _valid() -> list[Split]:
-    return ["valid"]
-
-
-class Eval(Keys):
-    """What every trained model is scored on. Lengths, `stride`, `last_k`, `max_tokens` in tokens."""
-
-    lengths: Annotated[list[Positive], Field(min_length=1)]
-    protocols: Annotated[list[str], Field(min_length=1)] = Field(
-        default_factory=lambda: ["nonoverlap"]
-    )
-    splits: Annotated[list[Split], Field(min_length=1)] = Field(default_factory=_valid)
-    max_tokens: Annotated[int, Field(ge=2)] | None = None  # None: the whole split
-    stride: Positive | None = None  # of `sliding`; of `last` where it shall be denser
-    last_k: Positive | None = None  # of `last`
-    batch_size: Positive | None = None
-    kernels: bool = False  # also write the learned kernels, OUTPUT/kernels/<run>.jsonl
+# Of the studies that follow another: what they may choose from its runs, and what is theirs.
+CHOSEN = ("methods", "datasets", "seeds", "train_lengths")
+THEIRS = (*CHOSEN, "follows", "eval", "output")
+NOT_KEYS = ("file", "name", "lengths_named")
 
 
 class Study(Keys):
@@ -72,8 +55,14 @@ class Study(Keys):
     eval: Eval
     output: str | None = None  # None: results/<study>
     checkpoints: str | None = None  # None: checkpoints/<study>
-    # The file's stem, never a key of the file: folders and jobs are named after it.
+    # Another study beside this one, whose trained runs are asked more: it decides everything but
+    # `eval`, `output`, and which of its methods, datasets, seeds and training lengths are meant.
+    follows: Name | None = None
+    # Not keys of the file: the file itself; its stem, after which folders and jobs are named; whether
+    # the names of runs hold the training length, as they do in a study of several.
+    file: Path
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
+    lengths_named: bool
 
     @property
     def output_dir(self) -> Path:
@@ -116,7 +105,7 @@ def load_study(path: str | Path) -> Study:
     problems = duplicates(entries)
     places: dict[str, str] = {}
     values: dict[str, Any] = {}
-    known = [key for key in Study.model_fields if key != "name"]
+    known = [key for key in Study.model_fields if key not in NOT_KEYS]
     for entry in entries:
         places.setdefault(entry.key, entry.where)
         places.update(entry.lines)
@@ -124,8 +113,16 @@ def load_study(path: str | Path) -> Study:
             values.setdefault(entry.key, entry.value)
         else:
             problems.append(f"{entry.where}: unknown key `{entry.key}`{nearest(entry.key, known)}")
+    parent = _followed(path, values.get("follows"), places)
+    if parent is not None:
+        problems += [f"{places.get(key, path)}: {text}" for key, text in _mixed(values, parent)]
+        values = {**_handed_on(parent), **values}
+    lengths = values.get("train_lengths")
+    named = isinstance(lengths, list) and len(lengths) > 1
+    values |= {"file": path, "name": path.stem}
+    values["lengths_named"] = named if parent is None else parent.lengths_named
     try:
-        study = Study.model_validate({**values, "name": path.stem})
+        study = Study.model_validate(values)
     except ValidationError as error:
         found = field_problems(Study, error.errors(include_url=False), places)
         missing = "no file sets the required"
@@ -146,14 +143,42 @@ def load_study(path: str | Path) -> Study:
     return study
 
 
+def _followed(path: Path, name: Any, places: Mapping[str, str]) -> Study | None:
+    """The study that this one follows; ConfigError where there is none, or it follows another."""
+    if not isinstance(name, str):
+        return None
+    where, other = places["follows"], path.parent / f"{name}.yml"
+    if not other.is_file():
+        raise ConfigError(f"{where}: `follows: {name}`: no file {shown(other)}")
+    study = load_study(other)
+    if study.follows is not None:
+        raise ConfigError(f"{where}: `follows: {name}`: it follows {study.follows}: name that")
+    return study
+
+
+def _handed_on(study: Study) -> dict[str, Any]:
+    """What a study that follows takes over."""
+    own = (*NOT_KEYS, "eval", "output", "follows")
+    values = {key: getattr(study, key) for key in Study.model_fields if key not in own}
+    return {**values, "checkpoints": shown(study.checkpoint_dir)}
+
+
+def _mixed(values: Mapping[str, Any], parent: Study) -> Iterator[tuple[str, str]]:
+    """(key, sentence) where a study asks for runs that the one it follows does not have."""
+    for key, value in values.items():
+        if key not in THEIRS:
+            yield key, f"`{key}`: `follows: {parent.name}` decides this; leave it out"
+        for item in value if key in CHOSEN and isinstance(value, list) else []:
+            if item not in getattr(parent, key):
+                yield key, f"`{key}: {item}`: {parent.name} has no such runs"
+
+
 def _problems(study: Study) -> Iterator[tuple[str, str]]:
     """(key, sentence) for what no single type shows."""
     yield from _layer_problems(study)
     for key in ("methods", "datasets", "seeds", "train_lengths"):
-        yield from _repeated(key, getattr(study, key))
-    for key in ("lengths", "protocols", "splits"):
-        yield from _repeated(f"eval.{key}", getattr(study.eval, key))
-    for length in study.length_overrides:
+        yield from repeated(key, getattr(study, key))
+    for length in study.length_overrides if study.follows is None else ():
         if length not in map(str, study.train_lengths):
             listed = ", ".join(map(str, study.train_lengths))
             yield f"length_overrides.{length}", f"{length} is none of `train_lengths` {listed}"
@@ -162,7 +187,7 @@ def _problems(study: Study) -> Iterator[tuple[str, str]]:
             yield f"factors.{factor}", f"`factors.{factor}` has no level"
     for key, changes in study.override_sets():
         yield from _override_problems(key, changes)
-    yield from _eval_problems(study.eval)
+    yield from eval_problems(study.eval)
     folder = study.output
     if folder and not Path(folder).is_absolute() and Path(folder).parts[0] != "results":
         yield "output", f"`output: {folder}` must be a folder under results/"
@@ -182,12 +207,6 @@ def _layer_problems(study: Study) -> Iterator[tuple[str, str]]:
                 yield key, f"`{key}: {name}`: no file {shown(file)}{near}"
 
 
-def _repeated(key: str, items: Iterable[Any]) -> Iterator[tuple[str, str]]:
-    seen = list(items)
-    for item in dict.fromkeys(item for item in seen if seen.count(item) > 1):
-        yield key, f"`{key}` lists {item} twice"
-
-
 def _override_problems(key: str, changes: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for name in changes:
         top = normal(name.partition(".")[0])
@@ -196,34 +215,3 @@ def _override_problems(key: str, changes: Mapping[str, Any]) -> Iterator[tuple[s
             yield place, f"`{place}`: the study's key `{OWN[top]}` decides this"
         elif top not in Config.model_fields:
             yield place, f"unknown key `{place}`{nearest(top, Config.model_fields)}"
-
-
-def _eval_problems(asked: Eval) -> Iterator[tuple[str, str]]:
-    for protocol in asked.protocols:
-        if protocol not in PROTOCOLS:
-            choice = ", ".join(PROTOCOLS)
-            yield (
-                "eval.protocols",
-                f"`eval.protocols: {protocol}` is none of {choice}{nearest(protocol, PROTOCOLS)}",
-            )
-    shortest = min(asked.lengths)
-    if "last" in asked.protocols:
-        if asked.last_k is None:
-            yield "eval.protocols", "protocol `last` needs `eval.last_k`"
-        elif asked.last_k > shortest:
-            yield (
-                "eval.last_k",
-                f"`eval.last_k: {asked.last_k}` is more than the shortest length, {shortest}",
-            )
-    elif asked.last_k is not None:
-        yield "eval.last_k", "`eval.last_k` belongs to protocol `last`, which is not asked for"
-    if "sliding" in asked.protocols:
-        if asked.stride is None:
-            yield "eval.protocols", "protocol `sliding` needs `eval.stride`"
-        elif asked.stride > shortest:
-            yield (
-                "eval.stride",
-                f"`eval.stride: {asked.stride}` would skip targets of windows of {shortest}",
-            )
-    elif asked.stride is not None and "last" not in asked.protocols:
-        yield "eval.stride", "`eval.stride` belongs to protocols `sliding` and `last`"

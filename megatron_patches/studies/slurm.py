@@ -9,7 +9,8 @@ from pathlib import Path
 
 from megatron_patches.studies.cost import Cost
 from megatron_patches.studies.execute import on_gpus
-from megatron_patches.studies.plan import Plan, Run, check_cut
+from megatron_patches.studies.plan import Plan, Run
+from megatron_patches.studies.progress import check_cut
 from megatron_patches.studies.schema import ROOT, shown
 
 # Machines differ, and a run that is cut off continues where it was when it is submitted again.
@@ -95,10 +96,14 @@ def _commands(plan: Plan, run: Run) -> list[str]:
     for step in steps:
         words = [run.name, step.title, *step.arguments]
         # A training that failed leaves nothing to score, but its failure must be the exit code.
-        ending = " || exit 1" if step.protocol is None else " || true"
+        ending = " || exit 1" if step.trains else " || true"
         if step.fresh is not None:
             lines.append("  rm -f " + shlex.quote(step.fresh))
         lines.append("  step " + shlex.join(words) + ending)
+        if step.trains and plan.study.follows is None:
+            study = shown(plan.study.file.resolve())
+            words = [run.name, "record", "scripts/sweep.py", study, "--record", "--only", run.name]
+            lines.append("  step " + shlex.join(words) + " || true")
     return lines
 
 

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from megatron_patches.analysis.rows import KernelRow, Row
+from megatron_patches.analysis.training_rows import TrainingRow
 
 
 def fields(**changes: Any) -> dict[str, Any]:
@@ -90,3 +91,30 @@ def kernel(head: int = 0, **changes: Any) -> KernelRow:
         "weight": None,
     }
     return KernelRow(**(base | changes))
+
+
+def training(method: str, seed: int, **changes: Any) -> TrainingRow:
+    """100 steps of 2048 tokens, logged every 10: loss 5 - step / 50, one parameter of two heads."""
+    steps = list(range(10, 101, 10))
+    base: dict[str, Any] = {
+        **{"method": method, "dataset": "books", "seed": seed, "train_length": 512},
+        **{"data": "data-1", "tokenizer": "tok-1", "config_sha": f"{method}{seed}"},
+        **{"git_sha": "abc123", "engine": "standalone", "step": 100, "parameters": 1000},
+        **{"train_iters": 100, "global_batch": 4, "tokens": 204_800, "seconds": 20.0},
+        "tokens_per_second": 10_240.0,
+        **{"machine": "a CPU, 2 cores, 1 process of 1 thread", "iterations": steps},
+        "lm_loss": [5 - step / 50 for step in steps],
+        "learning_rate": [1e-3] * 10,
+        "validation_iterations": [50, 100],
+        "validation_loss": [4.2, 3.3],
+        "position": {
+            "bias_p": {
+                "mean": [1 + step / 100 for step in steps],
+                "std": [0.5] * 10,
+                "min": [0.5 + step / 100 for step in steps],
+                "max": [1.5 + step / 100 for step in steps],
+            }
+        },
+        **{"end_slope": None, "end_slope_error": None},
+    }
+    return TrainingRow(**(base | changes))

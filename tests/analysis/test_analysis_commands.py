@@ -7,9 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from analysis_rows import fields, kernel, make, study
+from analysis_rows import fields, kernel, make, study, training
 
 from megatron_patches.analysis.rows import Row, append_kernels, append_rows
+from megatron_patches.analysis.training_rows import append_training
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -88,7 +89,63 @@ def test_figures_writes_all_kinds(rows: Path, tmp_path: Path) -> None:
     append_kernels(kernels, [kernel(0, dataset="a/b"), kernel(0)])
     done = run("figures", rows, "--kernels", kernels, "--output", tmp_path / "out")
     assert (done.returncode, done.stderr) == (0, "")
-    stems = ("kernels-a_b-seed1", "perplexity-a_b", "position-a_b-1024")
+    stems = ("kernels-a_b-seed1", "reach-a_b", "position-a_b-1024")
     names = [f"{stem}.{suffix}" for stem in stems for suffix in ("svg", "png")]
     assert [Path(line).name for line in done.stdout.splitlines()] == names
     assert all((tmp_path / "out" / name).stat().st_size > 1000 for name in names)
+
+
+def test_figures_of_training_alone(tmp_path: Path) -> None:
+    path = tmp_path / "training.jsonl"
+    shorter = {"train_length": 128, "global_batch": 16}
+    append_training(
+        path, [training("kerple_log", 1), training("rotary", 1, position={}, **shorter)]
+    )
+    out = tmp_path / "out"
+    done = run("figures", "--training", path, "--output", out)
+    assert (done.returncode, done.stderr) == (0, "")
+    names = [Path(line).stem for line in done.stdout.splitlines()]
+    stems = ["training-books-train128", "training-books-train512", "parameters-books-train512"]
+    assert names == [stem for stem in stems for _ in range(2)]
+    one = run("figures", "--training", path, "--output", out, "--where", "train_length=128")
+    assert [Path(line).name for line in one.stdout.splitlines()][1] == "training-books.png"
+    none = run("figures", "--training", path, "--output", out, "--methods", "alibi")
+    assert none.returncode == 1 and none.stderr.startswith("error: no training rows match")
+    nothing = run("figures", "--output", out)
+    assert nothing.returncode == 2 and "name files of rows" in nothing.stderr
+
+
+def test_figures_keep_questions_apart(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    other = [make("alibi", 1, n, 20.0, train_length=128) for n in (512, 1024)]
+    position = [Row(**fields(protocol="position", position_losses=[2.5, 1.5]))]
+    append_rows(path, [*study(), *other, *position])
+    done = run("figures", path, "--output", tmp_path / "out", "--methods", "alibi", "kerple_log")
+    assert (done.returncode, done.stderr) == (0, "")
+    names = [Path(line).name for line in done.stdout.splitlines() if line.endswith(".png")]
+    assert sorted(names) == [
+        "perplexity-books-train128-nonoverlap.png",
+        "perplexity-books-train512-nonoverlap.png",
+        "position-books-1024-train512-position.png",
+    ]
+    append_rows(path, [make("alibi", 1, 512, 21.0, config_sha="other")])
+    clash = run("figures", path, "--output", tmp_path / "out")
+    assert clash.returncode == 1 and "results of two configurations" in clash.stderr
+
+
+def test_tables_of_models(tmp_path: Path) -> None:
+    runs, kernels = tmp_path / "training.jsonl", tmp_path / "kernels.jsonl"
+    append_training(runs, [training("alibi", 1), training("rotary", 1, dataset="code")])
+    append_kernels(kernels, [kernel(0, searched_to=63, effective_length=13)])
+    done = run("tables", runs, "--table", "training")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.count("### Training runs, ") == 2
+    assert "| alibi, seed 1 | 3.0000 | 3.3000 | – | 10,240 | 20 |" in done.stdout
+    one = run("tables", runs, "--table", "training", "--dataset", "code")
+    assert "rotary" in one.stdout and "alibi" not in one.stdout
+    reach = run("tables", kernels, "--table", "reach")
+    assert "| kerple_log, books | 1 | 1 | 0 | 13 | 13 | 13 | 13 | 13 |" in reach.stdout
+    none = run("tables", kernels, "--table", "reach", "--methods", "alibi")
+    assert none.returncode == 1 and none.stderr.startswith("error: no rows match")
+    wrong = run("tables", runs, "--table", "reach")
+    assert wrong.returncode == 1 and f"error: {runs}:1: missing" in wrong.stderr

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+
 import pytest
 from analysis_rows import fields, make, study
 
+from megatron_patches.analysis.aggregate import collect, configurations, provenance
+from megatron_patches.analysis.differences import differences, differences_table
+from megatron_patches.analysis.figures import perplexity_figure
+from megatron_patches.analysis.figures_position import position_figure
+from megatron_patches.analysis.positions import position_lines
 from megatron_patches.analysis.rows import (
     Row,
     RowError,
@@ -12,6 +19,9 @@ from megatron_patches.analysis.rows import (
     check_comparable,
     latest_rows,
 )
+from megatron_patches.analysis.sections import Source, cut
+from megatron_patches.analysis.tables import extrapolation_table, relative_table
+from megatron_patches.analysis.validate import PROTOCOLS
 
 CELL_CHANGES = {
     **{"method": "rotary", "dataset": "code", "seed": 2, "train_length": 256, "split": "test"},
@@ -90,3 +100,40 @@ def test_like_rows_meet_across_lengths_engines_and_refusals() -> None:
     other = Row(**fields(engine="neox", attention="flex", git_sha="def", parameters=1500))
     check_comparable([*study(), other])
     check_comparable([])
+
+
+def scored(protocol: str, method: str, **changes: object) -> Row:
+    """A row of 1024 tokens that is valid under this protocol."""
+    own = {
+        "last": {"last_k": 1024},
+        "position": {"position_losses": [2.5, 1.5]},
+        "paper": {"position_losses": [2.5, 1.5]},
+    }.get(protocol, {})
+    return Row(**fields(protocol=protocol, method=method, **{**own, **changes}))
+
+
+BUILDERS = {
+    **{"extrapolation": extrapolation_table, "relative": relative_table, "collect": collect},
+    **{"differences table": differences_table, "differences": differences},
+    **{"perplexity figure": perplexity_figure, "position figure": position_figure},
+    **{"position lines": position_lines, "provenance": provenance, "configs": configurations},
+}
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+def test_protocols_never_meet(name: str) -> None:
+    """Every pair of protocols, in everything that shows rows; a window makes no exception."""
+    for first, second in combinations(PROTOCOLS, 2):
+        for options in ({}, {"sliding_window_width": 512}):
+            rows = [scored(first, "kerple_log"), scored(second, "alibi", options=options)]
+            with pytest.raises(RowError, match=r"differ in: .*protocol \("):
+                BUILDERS[name](rows)
+            assert len(cut([Source("rows", rows)])) == 2
+
+
+def test_other_texts_and_windows_never_meet() -> None:
+    for change in ({"data": "other"}, {"tokens": 2046}, {"step": 50}):
+        rows = [scored("nonoverlap", "kerple_log"), scored("nonoverlap", "alibi", **change)]
+        for build in (extrapolation_table, relative_table, differences_table, perplexity_figure):
+            with pytest.raises(RowError, match="differ in"):
+                build(rows)

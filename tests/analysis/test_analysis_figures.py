@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from analysis_rows import fields, kernel, make, study
 
-from megatron_patches.analysis.figures import kernel_figure, perplexity_figure, position_figure
+from megatron_patches.analysis.figures import kernel_figure, perplexity_figure
+from megatron_patches.analysis.figures_position import position_figure
 from megatron_patches.analysis.rows import Row, RowError
 from megatron_patches.analysis.style import line_style, save, spread
 

@@ -9,14 +9,16 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from analysis_rows import kernel, make, study
+from analysis_rows import kernel, make, study, training
 
-from megatron_patches.analysis.charts import Line, ticks
+from megatron_patches.analysis.charts import Line
 from megatron_patches.analysis.markup import Markup, element, verbatim
 from megatron_patches.analysis.published import read_published
-from megatron_patches.analysis.report import Settings, report
+from megatron_patches.analysis.report import Extras, Settings, report
 from megatron_patches.analysis.rows import RowError, append_kernels, append_rows
 from megatron_patches.analysis.sections import Source, cut, find_files
+from megatron_patches.analysis.svg import ticks
+from megatron_patches.analysis.training_rows import append_training
 
 ROOT = Path(__file__).resolve().parents[2]
 PUBLISHED = read_published(ROOT / "results" / "published.csv")
@@ -65,7 +67,8 @@ class Tree(HTMLParser):
 
 
 def page_of(rows, kernels=(), **settings) -> tuple[str, Node]:
-    page = report([Source("rows.jsonl", rows)], kernels, Settings(published=PUBLISHED, **settings))
+    chosen = Settings(published=PUBLISHED, **settings)
+    page = report([Source("rows.jsonl", rows)], Extras(kernels=kernels), chosen)
     page.encode("utf-8")
     return page, Tree(page).root
 
@@ -93,7 +96,11 @@ def test_text_of_rows_stays_text() -> None:
     refused = make("alibi", 1, 512, None, dataset=EVIL, git_sha=EVIL, split=EVIL, message=EVIL)
     rows = [row, refused]
     learned = [kernel(0, method=EVIL, dataset=EVIL, parameters={EVIL: 1.0})]
-    page = report([Source(EVIL, rows)], learned, Settings(reference=EVIL))
+    page = report(
+        [Source(EVIL, rows)],
+        Extras(kernels=learned, training=[training(EVIL, 1, dataset=EVIL, machine=EVIL)]),
+        Settings(reference=EVIL),
+    )
     root = Tree(page.encode("utf-8").decode()).root
     assert [len(root.all(tag)) for tag in ("script", "style", "img")] == [1, 1, 0]
     assert not any(name.startswith("on") for n in _everything(root) for name in n.attributes)
@@ -149,7 +156,7 @@ def test_a_longer_training_takes_its_own_published_table() -> None:
 def test_points_and_cells_carry_what_filters_compare() -> None:
     _, root = page_of(study(), [kernel(0)])
     names = {n.attributes["name"] for n in root.all("input")}
-    assert names == {"method", "dataset", "length", "protocol"}
+    assert names == {"method", "dataset", "trained", "length", "protocol"}
     lines = [n for n in root.all("g") if n.attributes.get("class", "").startswith("line ")]
     points = {
         (line.attributes["data-method"], point.attributes["data-length"]): point
@@ -247,9 +254,16 @@ def test_files_are_told_by_their_first_line(tmp_path: Path) -> None:
     append_kernels(tmp_path / "kernels.jsonl", [kernel(0)])
     (tmp_path / "bench.jsonl").write_text('{"benchmark": "attention"}\n')
     (tmp_path / "empty.jsonl").write_text("")
-    rows, kernels = find_files(tmp_path)
-    assert [path.name for path in rows] == ["rows.jsonl"]
-    assert [path.name for path in kernels] == ["kernels.jsonl"]
+    append_training(tmp_path / "training.jsonl", [training("alibi", 1)])
+    found = {
+        kind: [path.name for path in paths] for kind, paths in vars(find_files(tmp_path)).items()
+    }
+    assert found == {
+        "rows": ["rows.jsonl"],
+        "kernels": ["kernels.jsonl"],
+        "training": ["training.jsonl"],
+        "retrieval": [],
+    }
 
 
 def test_command(tmp_path: Path) -> None:
@@ -262,7 +276,7 @@ def test_command(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "report.html\n", "")
     page = (tmp_path / "report.html").read_text()
     assert str(tmp_path) not in page and "learned1" not in page and "elsewhere" not in page
-    assert {n.attributes["id"] for n in Tree(page).root.all("section")} == {"s1", "s2", "kernels"}
+    assert {n.attributes["id"] for n in Tree(page).root.all("section")} == {"s1", "s2", "s3"}
     one = run(rows, "--dataset", "code", "--output", tmp_path / "new" / "code.html")
     assert one.returncode == 0
     text = (tmp_path / "new" / "code.html").read_text()
@@ -271,6 +285,14 @@ def test_command(tmp_path: Path) -> None:
     assert "error: no rows of rotari" in run(rows, "--methods", "alibi", "rotari").stderr
     assert run(rows, "--beside", "x").returncode == 2
     assert "Example: python scripts/report.py results/" in run("--help").stdout
+    log = tmp_path / "training.jsonl"
+    append_training(log, [training("alibi", 1), training("alibi", 1, dataset="elsewhere")])
+    whole = run("rows.jsonl", "--training", log, "--output", "whole.html", folder=tmp_path)
+    assert (whole.returncode, whole.stderr) == (0, "")
+    text = (tmp_path / "whole.html").read_text()
+    assert "books, training on 512 tokens" in text and "elsewhere" not in text
+    alone = run("--training", log, "--output", "alone.html", folder=tmp_path)
+    assert alone.returncode == 1 and "name files of ROWS as well" in alone.stderr
 
 
 def test_all_results_make_a_page(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from analysis_rows import kernel
 from scipy import stats
 
-from megatron_patches.analysis.kernels import effective_length, effective_lengths
+from megatron_patches.analysis.kernels import effective_length, reaches
 from megatron_patches.analysis.published import query, read_published
 from megatron_patches.analysis.rows import RowError
 from megatron_patches.analysis.statistics import paired_test, summarize
@@ -55,6 +55,17 @@ def test_paired_test_equals_scipy_in_both_directions() -> None:
     assert stats.ttest_ind(list(first.values()), list(second.values())).pvalue > 0.3
     strict = paired_test(first, second, alpha=0.001)
     assert not strict.first_lower and strict.interval[0] < test.interval[0]
+
+
+def test_paired_test_of_students_sleep_data() -> None:
+    """Student's own example (Biometrika 6, 1908, p. 20), as R's manual of t.test computes it."""
+    first = [0.7, -1.6, -0.2, -1.2, -0.1, 3.4, 3.7, 0.8, 0.0, 2.0]
+    second = [1.9, 0.8, 1.1, 0.1, -0.1, 4.4, 5.5, 1.6, 4.6, 3.4]
+    test = paired_test(dict(enumerate(first)), dict(enumerate(second)))
+    assert test.difference == pytest.approx(-1.58, abs=1e-12)
+    assert test.p_value == pytest.approx(0.002833, abs=5e-7)
+    assert test.interval == pytest.approx((-2.4598858, -0.7001142), abs=5e-8)
+    assert test.first_lower
 
 
 def test_pairs_are_matched_by_seed() -> None:
@@ -148,4 +159,4 @@ def test_effective_length_edges() -> None:
     with pytest.raises(ValueError, match="ascend"):
         effective_length([1, 0], [0.0, -1.0])
     rows = [kernel(0), kernel(1, bias=None, weight=[1.0] * 64), kernel(2)]
-    assert [(row.head, length) for row, length in effective_lengths(rows)] == [(0, 13), (2, 2)]
+    assert reaches(rows) == {"kerple_log": {1: [13, 2]}}

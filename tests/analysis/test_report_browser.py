@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 from analysis_rows import kernel, make, study
 
-from megatron_patches.analysis.charts import ticks
-from megatron_patches.analysis.report import report
+from megatron_patches.analysis.report import Extras, report
 from megatron_patches.analysis.sections import Source
+from megatron_patches.analysis.svg import ticks
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 BROWSER = next((path for name in NAMES if (path := shutil.which(name))), None)
@@ -33,7 +33,7 @@ POLICY = re.compile(r'<meta http-equiv="Content-Security-Policy"[^>]*>')
 @pytest.fixture(scope="module")
 def page() -> str:
     rows = [*study(), make("alibi", 1, 512, 20.0, dataset="code")]
-    return report([Source("rows.jsonl", rows)], [kernel(0)])
+    return report([Source("rows.jsonl", rows)], Extras(kernels=[kernel(0)]))
 
 
 def dumped(address: str, folder: Path, *flags: str) -> str:
@@ -105,7 +105,7 @@ def test_filters_hide_and_rescale(page: str, tmp_path: Path) -> None:
     assert max(no_method["ticks"]) <= 25 and len(no_method["ticks"]) >= 3
     assert no_length["columns"] == 0 < start["columns"] and no_length["points"] == 2
     assert back == start == again
-    assert none["sections"] == 1 and none["alibi"] == 0  # the heading of the kernels stays
+    assert none["sections"] == 0 and none["alibi"] == 0
     assert no_protocol["sections"] == 1
 
 

@@ -112,6 +112,7 @@ def test_the_hash_sees_what_trains_the_model(config, override):
         "num_workers=0",
         "eval_lengths=[64]",
         "eval_protocol=sliding",
+        "eval_window=512 eval_paper_windows=8",
         "eval_interval=5",
         "attention_impl=chunked",
         "checkpoint_activations=true",

@@ -28,6 +28,8 @@ VALUES: dict[str, Any] = {
     "eval_protocol": "last",
     "eval_stride": 4,
     "eval_last_k": 3,
+    "eval_window": 6,
+    "eval_paper_windows": 5,
     "eval_batch_size": 2,
     "eval_split": "test",
     "neox_fixes_off": [LEFT_OUT],  # must be what the launcher left out

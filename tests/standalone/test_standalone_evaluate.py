@@ -15,7 +15,8 @@ from data_prep.errors import DataError
 from megatron_patches.analysis.rows import Row, read_rows
 from megatron_patches.config import config_sha, load_run_config
 from megatron_patches.standalone import cli
-from megatron_patches.standalone.evaluate import Evaluation, Request, score
+from megatron_patches.standalone.evaluate import Evaluation, Request
+from megatron_patches.standalone.scoring import score
 from megatron_patches.standalone.train import train
 from megatron_patches.standalone.windows import Plan
 
@@ -52,8 +53,8 @@ def test_a_slow_loop_gives_the_same(trained, protocol):
     request = Request((32, 64, 96), protocol=protocol, **PROTOCOLS[protocol])
     evaluation = Evaluation(trained, request)
     for row in evaluation.run(None, quiet):
-        windows = evaluation.plan.windows(row.eval_length)
-        wanted = slow_losses(evaluation.model, evaluation.tokens, windows)
+        windows = evaluation.text.plan.windows(row.eval_length)
+        wanted = slow_losses(evaluation.model, evaluation.text.tokens, windows)
         np.testing.assert_allclose(row.window_losses, wanted, rtol=1e-5)
         counts = [window.scored for window in windows]
         assert row.loss == pytest.approx(np.dot(wanted, counts) / sum(counts), rel=1e-6)
@@ -100,9 +101,9 @@ def test_a_uniform_model_has_the_vocabulary_as_perplexity(trained, dtype):
 def test_loss_by_position(trained):
     evaluation = Evaluation(trained, Request((96,), protocol="position"))
     (row,) = evaluation.run(None, quiet)
-    windows = evaluation.plan.windows(96)
+    windows = evaluation.text.plan.windows(96)
     tokens = torch.from_numpy(
-        np.stack([evaluation.tokens[w.start : w.start + 97] for w in windows]).astype(np.int64)
+        np.stack([evaluation.text.tokens[w.start : w.start + 97] for w in windows]).astype(np.int64)
     )
     each = evaluation.model.token_losses(tokens[:, :-1], tokens[:, 1:])
     wanted = each.double().mean(0).view(48, 2).mean(1)  # 48 is the most that divides 96, up to 64
@@ -246,5 +247,5 @@ def test_questions_without_an_answer_end_with_2(trained, arguments, capsys):
 def test_scoring_a_window_needs_no_more_than_its_tokens(trained):
     evaluation = Evaluation(trained, Request((32,)))
     windows = Plan("nonoverlap", 65, (32,)).windows(32)
-    result = score(evaluation.model, evaluation.tokens[:65], windows)
+    result = score(evaluation.model, evaluation.text.tokens[:65], windows)
     assert result.tokens == 64 and len(result.windows) == 2

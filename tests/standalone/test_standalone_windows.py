@@ -83,8 +83,12 @@ def test_lengths_that_the_text_cannot_fill():
     [
         (("sliding", 100, (8,)), "needs --stride"),
         (("last", 100, (8,)), "needs --last-k"),
-        (("nonoverlap", 100, (8,), 4), "has no stride"),
-        (("position", 100, (8,), 4), "has no stride"),
+        (
+            ("nonoverlap", 100, (8,), 4),
+            "--stride belongs to protocol sliding, last, not to nono",
+        ),
+        (("position", 100, (8,), 4), "--stride belongs to protocol sliding, last, not to pos"),
+        (("paper", 100, (8,)), "draws its windows"),
         (("sliding", 100, (8,), 4, 2), "--last-k belongs to protocol last"),
         (("other", 100, (8,)), "'other' is none of"),
         (("nonoverlap", 100, ()), "lengths must be positive"),

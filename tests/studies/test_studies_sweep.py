@@ -14,10 +14,13 @@ from pathlib import Path
 
 import pytest
 import studies_tools as tools
+import yaml
 
 from megatron_patches.analysis.rows import cell_key, latest_rows, read_kernels, read_rows
+from megatron_patches.analysis.training_rows import read_training
 from megatron_patches.studies import ROOT, Failure, load_study, make_plan
 
+RUNS = [f"{method}-text-{seed}" for method in tools.METHODS for seed in tools.SEEDS]
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -103,6 +106,30 @@ def test_interrupted_failed_and_resumed(tmp_path):
 
     kernels = read_kernels(tmp_path / "results" / "kernels" / "alibi-text-2.jsonl")
     assert [kernel.head for kernel in kernels] == [0, 1]
+    lines = read_training(tmp_path / "results" / "training.jsonl")
+    assert sorted((line.method, line.seed) for line in lines) == [
+        (m, s) for m in tools.METHODS for s in tools.SEEDS
+    ]
+    assert all(line.step == 4 and len(line.lm_loss) == 2 for line in lines)
+
+    # More asked of the same models, by a study of its own: nothing is trained again.
+    asked = {"lengths": [32], "protocols": ["paper", "position"], "paper_windows": 3}
+    asked |= {"window_widths": ["none", 4]}
+    more = tmp_path / "more.yml"
+    keys = {"follows": "toy", "methods": ["rotary"], "output": f"{tmp_path}/more", "eval": asked}
+    more.write_text(yaml.safe_dump(keys))
+    steps = {run: (tmp_path / "runs" / run / "log.jsonl").stat().st_mtime_ns for run in RUNS}
+    code, out, err = sweep(more)
+    assert (code, err) == (0, "") and "0 trainings of 0 tokens together, 8 cells" in out
+    assert {n: (tmp_path / "runs" / n / "log.jsonl").stat().st_mtime_ns for n in RUNS} == steps
+    scored = read_rows(tmp_path / "more" / "rows.jsonl")
+    assert Counter((r.protocol, r.options.get("sliding_window_width")) for r in scored) == {
+        (protocol, width): 2 for protocol in ("paper", "position") for width in (None, 4)
+    }
+    assert {r.windows for r in scored if r.protocol == "paper"} == {3}
+    assert rows.read_bytes().startswith(before) and not (tmp_path / "more/training.jsonl").exists()
+    code, out, _ = sweep(more)
+    assert code == 0 and "2 of 2 runs, 8 of 8 cells" in out and "[1/" not in out
 
     code, out, _ = sweep(study)
     assert code == 0 and "4 of 4 runs, 8 of 8 cells" in out and "[1/" not in out
@@ -154,7 +181,9 @@ def test_slurm_script_runs_the_exact_commands(tmp_path):
 
     plan = make_plan(load_study(study), ["alibi-*"])
     commands = [[" ".join(step.arguments) for step in plan.steps(run)] for run in plan.runs]
-    assert len(commands[0]) == 2
+    for run, lines in zip(plan.runs, commands, strict=True):
+        lines.insert(1, f"scripts/sweep.py {study} --record --only {run.name}")
+    assert len(commands[0]) == 3
     assert task(0, "nothing") == (0, commands[0])
     assert task(1, "nothing") == (0, commands[1])
     assert not (tmp_path / "results" / "failed.jsonl").exists()

@@ -1,0 +1,46 @@
+"""training.jsonl of a study: a line a trained run, with its curves."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+
+from megatron_patches.analysis.jsonl import RowError
+from megatron_patches.analysis.training_rows import append_training, read_training, training_row
+from megatron_patches.studies.plan import Plan, Run
+
+
+class Record:
+    """The lines there are, and those that a sweep adds. A study that follows another has none.
+
+    `say` gets a sentence for a run whose folder does not hold its whole log.
+    """
+
+    def __init__(self, plan: Plan, say: Callable[[str], None]) -> None:
+        self.file, self.say = plan.study.output_dir / "training.jsonl", say
+        self.wanted = plan.study.follows is None
+        self.guard = threading.Lock()
+        self.there: set[str] = set()
+        if self.wanted and self.file.is_file():
+            self.there = {row.config_sha for row in read_training(self.file) if row.status == "ok"}
+
+    def add(self, runs: Iterable[Run]) -> int:
+        """Append the missing lines of trained runs; how many."""
+        added = 0
+        for run in runs:
+            with self.guard:
+                if not self.wanted or run.sha in self.there:
+                    continue
+                try:
+                    append_training(self.file, [training_row(run.folder)])
+                except (RowError, OSError) as error:
+                    self.say(f"{run.name}: no line of {self.file.name}: {error}")
+                    continue
+                self.there.add(run.sha)
+                added += 1
+        return added
+
+
+def record(plan: Plan, say: Callable[[str], None]) -> int:
+    """Append what training.jsonl lacks of the trained runs of a plan; how many lines."""
+    return Record(plan, say).add(run for run in plan.runs if run.name in plan.trained)

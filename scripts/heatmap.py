@@ -1,0 +1,94 @@
+"""Draw retrieval by length and depth as heat maps, SVG and PNG, and print the table by length.
+
+Example: python scripts/heatmap.py retrieval.jsonl --value gain --output out
+"""
+
+import argparse
+import re
+import sys
+from pathlib import Path
+
+# Running a file puts its own folder on the path, not the repository, which may not be installed.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from megatron_patches.analysis import command  # noqa: E402
+from megatron_patches.analysis.heatmap import heat_map  # noqa: E402
+from megatron_patches.analysis.jsonl import RowError  # noqa: E402
+from megatron_patches.analysis.render import FORMATS  # noqa: E402
+from megatron_patches.analysis.retrieval_grid import VALUES, questions  # noqa: E402
+from megatron_patches.analysis.retrieval_rows import RetrievalRow, read_retrieval  # noqa: E402
+from megatron_patches.analysis.retrieval_tables import retrieval_table  # noqa: E402
+from megatron_patches.analysis.style import save  # noqa: E402
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("rows", nargs="+", type=command.existing_file, metavar="ROWS")
+    parser.add_argument("--dataset", help="this data set only (else each in turn)")
+    parser.add_argument("--methods", nargs="+", help="these methods only, in this order")
+    parser.add_argument("--tasks", nargs="+", help="these tasks only")
+    parser.add_argument(
+        "--depths", type=float, nargs="+", metavar="D", help="rows of these depths only"
+    )
+    parser.add_argument("--value", choices=tuple(VALUES), default="gain", help="default: gain")
+    parser.add_argument("--format", choices=tuple(FORMATS), default="markdown")
+    parser.add_argument("--output", type=Path, metavar="DIR", help="folder for the heat maps")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    return parser
+
+
+def chosen(rows: list[RetrievalRow], arguments: argparse.Namespace) -> list[list[RetrievalRow]]:
+    """The rows that fit the options, by question; RowError when none does."""
+    kept = [
+        row
+        for row in rows
+        if arguments.dataset in (None, row.dataset)
+        and row.task in (arguments.tasks or [row.task])
+        and row.depth in (arguments.depths or [row.depth])
+    ]
+    if not kept:
+        raise RowError("no rows match --dataset, --tasks and --depths")
+    return questions(kept)
+
+
+def stems(groups: list[list[RetrievalRow]], value: str) -> list[str]:
+    """A file name for each question; a number tells those apart that share the rest."""
+    plain = [
+        re.sub(r"[^\w.-]+", "_", f"{value}-{r.dataset}-{r.train_length}-{r.task}-{r.source}")
+        for r in (group[0] for group in groups)
+    ]
+    return [
+        name if plain.count(name) == 1 else f"{name}-{number}"
+        for number, name in enumerate(plain, 1)
+    ]
+
+
+def main() -> int:
+    arguments = make_parser().parse_args()
+
+    def work() -> None:
+        groups = chosen(read_retrieval(arguments.rows), arguments)
+        tables = [
+            FORMATS[arguments.format](
+                retrieval_table(group, value=arguments.value, methods=arguments.methods)
+            )
+            for group in groups
+        ]
+        if arguments.format == "csv":
+            # One text, one line of column names.
+            tables[1:] = [text.split("\n", 1)[1] for text in tables[1:]]
+        print(("" if arguments.format == "csv" else "\n").join(tables), end="")
+        if arguments.output is None:
+            return
+        for group, stem in zip(groups, stems(groups, arguments.value), strict=True):
+            figure = heat_map(group, value=arguments.value, methods=arguments.methods)
+            for path in save(figure, arguments.output / stem):
+                print(path, file=sys.stderr)
+
+    return command.guarded(work, debug=arguments.debug)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

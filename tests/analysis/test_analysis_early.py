@@ -1,0 +1,197 @@
+"""The early-token table against a text whose losses are known token by token."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from analysis_rows import fields, make
+
+from megatron_patches.analysis.early import early_table, pairs
+from megatron_patches.analysis.rows import Row, RowError, append_rows
+from megatron_patches.analysis.tables import check_whole_windows, relative_table
+
+ROOT = Path(__file__).resolve().parents[2]
+TARGETS = 2048  # scored side by side; the text has 77 more
+STRIDE = 128
+
+
+def loss_at(target: int, context: int, use: float, seed: int) -> float:
+    """Early tokens are hard; with ``use`` more than 0, the model also gains from all its context."""
+    return (
+        2.0 + math.exp(-context / 50) - use * math.log2(1 + context) + 0.2 * math.sin(target * seed)
+    )
+
+
+def cell(protocol: str, length: int, seed: int, use: float, **changes: object) -> Row:
+    if protocol == "nonoverlap":
+        spans = [(start, start, start + length) for start in range(0, TARGETS, length)]
+    else:
+        spans, end = [(0, 0, length)], length
+        while end < TARGETS + 77:
+            new = min(end + STRIDE, TARGETS + 77)
+            spans.append((new - length, end, new))
+            end = new
+    means = [
+        math.fsum(loss_at(t, t - begin, use, seed) for t in range(first, stop)) / (stop - first)
+        for begin, first, stop in spans
+    ]
+    counts = [stop - first for _, first, stop in spans]
+    loss = math.fsum(m * c for m, c in zip(means, counts, strict=True)) / sum(counts)
+    scores = {"loss": loss, "perplexity": math.exp(loss), "window_losses": means}
+    sizes = {"tokens": sum(counts), "windows": len(spans), "data": f"text, {protocol}"}
+    stride = {"stride": length if protocol == "nonoverlap" else STRIDE}
+    common = {
+        "protocol": protocol,
+        "eval_length": length,
+        "seed": seed,
+        "config_sha": f"run {seed}",
+    }
+    return Row(**fields(**{**common, **scores, **sizes, **stride, **changes}))
+
+
+def both(use: float, seeds: tuple[int, ...] = (1, 2), **changes: object) -> list[Row]:
+    return [
+        cell(protocol, length, seed, use, **changes)
+        for protocol in ("nonoverlap", "sliding")
+        for length in (256, 512, 1024)
+        for seed in seeds
+    ]
+
+
+def test_losses_are_compared_over_the_same_targets() -> None:
+    found, alone = pairs(both(0.01))
+    assert alone == [] and len(found) == 6
+    for pair in found:
+        # Sliding: every target beyond the first window has at least length - stride of context.
+        direct = math.fsum(loss_at(t, t, 0.01, pair.seed) for t in range(pair.length))
+        start, end = pair.length, pair.length + STRIDE
+        while end <= TARGETS:
+            direct += math.fsum(
+                loss_at(t, t - (end - pair.length), 0.01, pair.seed) for t in range(start, end)
+            )
+            start, end = end, end + STRIDE
+        assert start == TARGETS
+        assert pair.sliding == pytest.approx(direct / TARGETS, rel=1e-12)
+        side = [loss_at(t, t % pair.length, 0.01, pair.seed) for t in range(TARGETS)]
+        assert pair.side_by_side == pytest.approx(math.fsum(side) / TARGETS, rel=1e-12)
+
+
+def test_a_model_that_uses_no_more_context_gains_nothing_under_sliding() -> None:
+    table = early_table(both(0.0))
+    lines = dict(table.rows)
+    assert list(lines) == ["alibi, 256", "alibi, 512", "alibi, 1024"]
+    side, sliding, effect, gain, kept, share = lines["alibi, 1024"]
+    # sum of exp(-c / 50) over all c is 50.5: side by side once a window, sliding once for the text.
+    early = 1 / (1 - math.exp(-1 / 50))
+    assert effect.mean == pytest.approx((early / 1024) - early / 2048, abs=1e-3)
+    assert gain.mean == pytest.approx(
+        early / 512 - early / 1024, abs=1e-4
+    )  # base: 512, trained there
+    assert kept.mean == pytest.approx(0, abs=2e-3) and share.mean == pytest.approx(1, abs=0.04)
+    assert side.mean > sliding.mean and side.seeds == 2 and side.std is not None
+    assert [cell.text for cell in lines["alibi, 512"]][3:] == ["–"] * 3
+    assert lines["alibi, 256"][3].mean < 0  # shorter than where it was trained
+    assert any("stride 128" in line for line in table.header)
+    assert any(line.startswith("dataset books, protocol sliding") for line in table.header)
+
+
+def test_a_model_that_uses_context_keeps_its_gain() -> None:
+    shares = [dict(early_table(both(use)).rows)["alibi, 1024"][5].mean for use in (0.0, 0.02, 0.2)]
+    assert shares[0] > shares[1] > shares[2] and shares[2] < 0.5
+
+
+def test_one_seed_and_no_gain() -> None:
+    table = early_table(both(-0.05, seeds=(3,)))  # longer windows make it worse
+    cells = dict(table.rows)["alibi, 1024"]
+    assert cells[5].text == "–" and cells[5].marks == ("[1]",)
+    assert table.notes[0].startswith("[1] no gain side by side")
+    assert cells[0].spread == ""
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (
+            lambda r: r.protocol == "sliding" and {"split": "test"},
+            r"differ in: split \(valid, test\)",
+        ),
+        (lambda r: r.protocol == "sliding" and {"tokenizer": "x"}, "differ in: tokenizer"),
+        (lambda r: r.protocol == "sliding" and {"step": 200}, "differ in: step"),
+        (lambda r: r.protocol == "sliding" and {"train_length": 256}, "differ in: train_length"),
+        (
+            lambda r: (r.protocol, r.eval_length) == ("sliding", 512) and {"data": "other"},
+            r"differ in: data",
+        ),
+        (lambda r: (r.protocol, r.eval_length) == ("sliding", 512) and {"stride": 64}, "stride"),
+    ],
+)
+def test_unlike_protocols_never_meet(spoil, message: str) -> None:
+    rows = [dataclasses.replace(r, **(spoil(r) or {})) for r in both(0.0)]
+    with pytest.raises(RowError, match=message):
+        early_table(rows)
+
+
+def test_another_text_is_noticed() -> None:
+    rows = both(0.0)
+    other = [r for r in both(0.1) if r.protocol == "sliding"]
+    with pytest.raises(RowError, match="the first window has loss .* not the same text or weights"):
+        early_table([r for r in rows if r.protocol == "nonoverlap"] + other)
+    longer = [
+        dataclasses.replace(r, tokens=r.tokens + 2000, windows=r.windows,
+                            window_losses=r.window_losses)
+        if r.protocol == "sliding" else r
+        for r in rows
+    ]  # fmt: skip
+    with pytest.raises(RowError, match="2048 tokens side by side and 4125 sliding"):
+        early_table(longer)
+    odd = [dataclasses.replace(r, stride=100) if r.protocol == "sliding" else r for r in rows]
+    with pytest.raises(RowError, match="stride 100 does not divide the 1792 tokens"):
+        early_table(odd)
+    with pytest.raises(RowError, match="no rows of protocol sliding"):
+        early_table([r for r in rows if r.protocol == "nonoverlap"])
+
+
+def test_cells_of_one_protocol_only_are_named() -> None:
+    rows = [r for r in both(0.0) if (r.protocol, r.eval_length) != ("sliding", 1024)]
+    table = early_table(rows)
+    assert [label for label, _ in table.rows] == ["alibi, 256", "alibi, 512"]
+    assert "under one protocol only: alibi, seed 1, 1024; alibi, seed 2, 1024" in table.notes
+    # Other weights under the same name are no pair.
+    moved = [
+        dataclasses.replace(r, config_sha="other") if r.protocol == "sliding" else r for r in rows
+    ]
+    with pytest.raises(RowError, match="no cell was scored under both"):
+        early_table(moved)
+
+
+def test_published_figures_stand_beside_whole_windows_only() -> None:
+    from megatron_patches.analysis.published import read_published
+    from megatron_patches.analysis.tables import published_rows
+
+    trend = published_rows(read_published(ROOT / "results" / "published.csv"), "Table 3", "github")
+    rows = [r for r in both(0.0) if r.protocol == "sliding"]
+    relative_table(rows)
+    with pytest.raises(RowError, match="these rows are of protocol sliding"):
+        relative_table(rows, trend)
+    check_whole_windows([make("alibi", 1, 512, 20.0, protocol="paper")])
+
+
+def test_command(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    append_rows(path, both(0.0))
+    command = [sys.executable, "-W", "error", "scripts/tables.py", str(path), "--table"]
+    done = subprocess.run([*command, "early"], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "### Early-token effect, books" in done.stdout and "| alibi, 1024 |" in done.stdout
+    mixed = subprocess.run(
+        [*command, "extrapolation"], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert mixed.returncode == 1 and "protocol (nonoverlap, sliding)" in mixed.stderr
+    beside = [*command, "table3", "--published-dataset", "github", "--where", "protocol=sliding"]
+    refused = subprocess.run(beside, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert refused.returncode == 1 and "these rows are of protocol sliding" in refused.stderr

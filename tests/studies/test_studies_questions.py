@@ -1,0 +1,194 @@
+"""What a study asks beyond one protocol: windows, the authors' evaluation, retrieval, follow-ups."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import studies_tools as tools
+
+from megatron_patches.analysis.retrieval_rows import RetrievalRow, append_retrieval
+from megatron_patches.analysis.rows import append_rows
+from megatron_patches.config import ConfigError
+from megatron_patches.studies import (
+    cost,
+    estimate,
+    load_study,
+    make_plan,
+    report,
+)
+from megatron_patches.studies.progress import PAPER_WINDOWS, check_cut
+from megatron_patches.studies.questions import ROWS_A_CELL
+from megatron_patches.studies.slurm import script
+
+RETRIEVAL = {"tasks": ["passkey", "copy"], "lengths": [16, 32], "depths": [0, 0.5], "samples": 3}
+
+
+def plan_of(folder, **asked):
+    return make_plan(load_study(tools.write_study(folder, eval=asked)))
+
+
+def test_each_window_is_a_step_of_its_own(tmp_path):
+    asked = {"lengths": [16], "protocols": ["position"], "window_widths": ["none", 8]}
+    plan = plan_of(tmp_path, **asked)
+    run = plan.runs[0]
+    plain, windowed = run.evaluations
+    assert [step.title for step in plan.steps(run)] == [
+        "train",
+        "eval position valid",
+        "eval position valid window 8",
+    ]
+    assert "--window" not in plain.arguments
+    assert windowed.arguments[windowed.arguments.index("--window") + 1] == "8"
+    rows = tmp_path / "results" / "rows.jsonl"
+    append_rows(rows, [tools.row(run, options={"sliding_window_width": 9})])
+    assert sum(plan_of(tmp_path, **asked).open_cells.values()) == 8
+    append_rows(rows, [tools.row(run, options={"sliding_window_width": 8})])
+    left = plan_of(tmp_path, **asked)
+    assert left.open_cells[run.name, windowed.title] == 0
+    assert left.open_cells[run.name, plain.title] == 1
+    append_rows(rows, [tools.row(run)])
+    assert plan_of(tmp_path, **asked).steps(run) == []
+
+
+def test_a_model_trained_with_a_window_is_told_apart_by_it(tmp_path):
+    study = tools.write_study(
+        tmp_path,
+        overrides={"train_iters": 4, "sliding_window_width": 8},
+        eval={"lengths": [16], "protocols": ["position"]},
+    )
+    run = make_plan(load_study(study)).runs[0]
+    for options, left in (({}, 1), ({"sliding_window_width": 8}, 0)):
+        append_rows(tmp_path / "results" / "rows.jsonl", [tools.row(run, options=options)])
+        assert make_plan(load_study(study)).open_cells[run.name, "eval position valid"] == left
+
+
+def test_paper_asks_for_its_windows_and_not_for_a_cut(tmp_path):
+    asked = {"lengths": [16, 32], "protocols": ["nonoverlap", "paper"], "max_tokens": 129}
+    plan = plan_of(tmp_path, **asked)
+    run = plan.runs[0]
+    side, paper = run.evaluations
+    assert "--max-tokens" in side.arguments and "--max-tokens" not in paper.arguments
+    assert "--paper-windows" not in paper.arguments
+    few = plan_of(tmp_path, **asked, paper_windows=5)
+    words = few.runs[0].evaluations[1].arguments
+    assert words[words.index("--paper-windows") + 1] == "5"
+    rows = tmp_path / "results" / "rows.jsonl"
+    append_rows(rows, [tools.row(run, protocol="paper", windows=5)])
+    title = "eval paper valid"
+    assert plan_of(tmp_path, **asked).open_cells[run.name, title] == 2
+    assert plan_of(tmp_path, **asked, paper_windows=5).open_cells[run.name, title] == 1
+    append_rows(rows, [tools.row(run, protocol="paper", windows=PAPER_WINDOWS)])
+    assert plan_of(tmp_path, **asked).open_cells[run.name, title] == 1
+
+
+def test_a_number_of_paper_windows_does_not_join_another(tmp_path):
+    asked = {"lengths": [16], "max_tokens": 129}
+    plan = plan_of(tmp_path, **asked)
+    check_cut(plan.study, write=True)
+    more = plan_of(tmp_path, **asked, protocols=["nonoverlap", "paper"], paper_windows=5)
+    check_cut(more.study, write=True)
+    cut = json.loads((tmp_path / "results" / "cut.json").read_text())
+    assert cut == {"longest": 16, "max_tokens": 129, "paper_windows": 5}
+    with pytest.raises(ConfigError, match="`eval.paper_windows` 5, the study has 320"):
+        plan_of(tmp_path, **asked, protocols=["nonoverlap", "paper"])
+
+
+def retrieved(run, task, source, **changes):
+    names = ("tokenizer", "data", "questions", "git_sha", "engine", "attention", "dtype")
+    cell = {"method": "alibi", "dataset": "text", "seed": 1, "train_length": 16, "task": task}
+    cell |= {"source": source, "split": "valid", "eval_length": 16, "depth": 0.5, "samples": 3}
+    cell |= {"answer_tokens": 2, "distance": 4, "config_sha": run.sha, "step": 4}
+    cell |= {"parameters": 1, "seconds": 0.0, **dict.fromkeys(names, "x")}
+    cell |= {"exact": 1.0, "token_accuracy": 1.0, "control_accuracy": 0.0}
+    cell |= {"loss": 1.0, "control_loss": 2.0, "gain": 1.0}
+    cell |= {"losses": [1.0] * 3, "control_losses": [2.0] * 3}
+    cell |= {"correct": [2] * 3, "control_correct": [0] * 3}
+    return RetrievalRow(**{**cell, **changes})
+
+
+def test_retrieval_is_a_step_and_needs_no_protocol(tmp_path):
+    asked = {"protocols": [], "retrieval": RETRIEVAL}
+    plan = plan_of(tmp_path, **asked)
+    run = plan.runs[0]
+    (step,) = run.evaluations
+    assert (step.title, step.trains) == ("retrieval", False) and plan.cells(run) == 8
+    assert list(step.arguments) == [
+        *("scripts/retrieval.py", "--checkpoint", f"{tmp_path}/runs/alibi-text-1"),
+        *("--tasks", "passkey", "copy", "--lengths", "16", "32", "--depths", "0.0", "0.5"),
+        *("--samples", "3", "--resume", "--output", f"{tmp_path}/results/retrieval.jsonl"),
+    ]
+    rows = tmp_path / "results" / "retrieval.jsonl"
+
+    def left(task, source, **changes):
+        append_retrieval(rows, [retrieved(run, task, source, **changes)])
+        return plan_of(tmp_path, **asked).open_cells[run.name, "retrieval"]
+
+    none = dict.fromkeys(
+        ("exact", "token_accuracy", "control_accuracy", "loss", "control_loss", "gain", "distance")
+    )
+    empty = {**none, "losses": [], "control_losses": [], "correct": [], "control_correct": []}
+    assert left("passkey", "digits", eval_length=64) == 8
+    assert left("passkey", "digits", split="test") == 8
+    assert left("passkey", "digits", status="failed", message="why", **empty) == 8
+    assert left("passkey", "digits", options={"sliding_window_width": 4}) == 8
+    assert left("passkey", "digits") == 7
+    assert left("copy", "random") == 7  # a copy has two sources
+    assert left("copy", "text") == 6
+    assert left("passkey", "digits", depth=0, status="refused", message="why", **empty) == 5
+    with pytest.raises(KeyError):  # nothing of perplexity is asked for
+        _ = plan.open_cells[run.name, "eval nonoverlap valid"]
+    assert "step alibi-text-1 retrieval scripts/retrieval.py" in script(
+        plan, cost.Cost(0, 0, (), None)
+    )
+
+
+def test_copies_have_as_many_sources_as_the_tasks_say():
+    from megatron_patches.standalone.retrieval_tasks import SPANS
+
+    assert {"passkey": 1, "copy": len(SPANS)} == ROWS_A_CELL
+
+
+def test_cost_of_windows_paper_and_retrieval(tmp_path, monkeypatch):
+    monkeypatch.setattr(cost, "_describe", lambda run: cost.Model(16, "a model", 1.5))
+    asked = {"lengths": [16, 32], "protocols": ["nonoverlap", "paper"], "max_tokens": 129}
+    asked |= {"window_widths": ["none", 8], "retrieval": RETRIEVAL}
+    plan = plan_of(tmp_path, **asked)
+    found = estimate(plan, 10.0)
+    paper = 320 * 48
+    # 3 rows a place (copies have two sources), 2 depths, 3 samples, each with its control
+    retrieval = 3 * 2 * 3 * 2 * 48
+    assert found.evaluation_tokens == 4 * (2 * (129 * 2 + paper) + retrieval)
+    text = report(plan, found, 2, "the CPU")
+    assert "windows       none 8\n" in text
+    assert "the first 129 tokens of it; paper: 320 windows a length\n" in text
+    assert "retrieval     passkey copy at 16 32, depths 0.0 0.5, 3 samples\n" in text
+    assert "0 of 64 cells" in text  # 4 runs x (2 protocols x 2 windows x 2 lengths + 8)
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"lengths": [16], "window_widths": [0]}, ["`eval.window_widths"]),
+        ({"lengths": [16], "window_widths": [8, 8]}, ["`eval.window_widths` lists 8 twice"]),
+        ({"lengths": [16], "window_widths": ["non"]}, ["`eval.window_widths"]),
+        ({"lengths": [16], "paper_windows": 3}, ["`eval.paper_windows` belongs to protocol"]),
+        ({"protocols": []}, ["there is no `eval.retrieval`"]),
+        ({"protocols": ["nonoverlap"]}, ["`eval.lengths` is needed"]),
+        ({"protocols": [], "retrieval": RETRIEVAL, "max_tokens": 9}, ["`eval.max_tokens` belongs"]),
+        ({"protocols": [], "retrieval": RETRIEVAL, "kernels": True}, ["`eval.kernels`"]),
+        (
+            {"lengths": [16], "retrieval": {**RETRIEVAL, "depths": [1.5]}},
+            ["`eval.retrieval.depths"],
+        ),
+        ({"lengths": [16], "retrieval": {**RETRIEVAL, "tasks": ["needle"]}}, ["retrieval.tasks"]),
+        ({"lengths": [16], "retrieval": {"tasks": ["copy"]}}, ["`eval.retrieval.lengths`"]),
+        ({"lengths": [16], "retrieval": {**RETRIEVAL, "lengths": [8, 8]}}, ["lists 8 twice"]),
+    ],
+)
+def test_questions_that_cannot_be_asked(tmp_path, asked, words):
+    study = tools.write_study(tmp_path, eval=asked)
+    with pytest.raises(ConfigError) as error:
+        load_study(study)
+    for word in (str(study), *words):
+        assert word in str(error.value)
