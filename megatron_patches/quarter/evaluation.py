@@ -1,0 +1,151 @@
+"""Scoring a trained model at every length, with the standalone engine's windows and sums."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from megatron_patches.quarter.budget import OutOfTime, Speed
+from megatron_patches.quarter.plan import PlannedRun, QuarterPlan
+from megatron_patches.quarter.results import Results
+from megatron_patches.standalone.model import GPT
+from megatron_patches.standalone.scoring import Score, score
+from megatron_patches.standalone.windows import Plan as WindowPlan
+
+# Windows of one forward pass together; the CPU has caches to think of.
+TOKENS_PER_PASS = {"cuda": 65536, "cpu": 4096}
+LONGEST_TIMED = 16384  # beyond, a calibration would cost too much; attention grows linearly by then
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """The first tokens of the held-out split, and the windows of each length."""
+
+    tokens: np.ndarray
+    windows: WindowPlan
+
+    @classmethod
+    def of(cls, tokens: np.ndarray, plan: QuarterPlan) -> HeldOut:
+        cut = tokens[: plan.evaluation.max_tokens]
+        return cls(cut, WindowPlan("position", len(cut), plan.evaluation.lengths))
+
+    @property
+    def scored(self) -> int:
+        """Tokens scored at a length that divides the longest."""
+        return self.windows.targets // self.windows.longest * self.windows.longest
+
+    def cut(self, plan: QuarterPlan) -> str:
+        """What tells this text from other parts of the same file, as in the standalone engine's rows."""
+        return f"|first {plan.evaluation.max_tokens}|aligned to {self.windows.longest}"
+
+
+def passes(device: torch.device, length: int) -> int:
+    """Windows a forward pass."""
+    return max(1, TOKENS_PER_PASS[device.type] // length)
+
+
+def seconds_a_token(model: GPT, text: HeldOut, length: int, device: torch.device) -> float:
+    """Of one full forward pass, after one that compiles."""
+    windows = text.windows.windows(length)[: passes(device, length)]
+    for _ in range(2):
+        found = score(model, text.tokens, windows, batch_size=len(windows))
+    return found.seconds / (len(windows) * length)
+
+
+def evaluate(
+    run: PlannedRun,
+    model: GPT,
+    text: HeldOut,
+    plan: QuarterPlan,
+    speed: Speed,
+    results: Results,
+    now: Callable[[], float],
+    deadline: float,
+) -> None:
+    """Rows of all lengths, shortest first; a length that does not fit before `deadline` is a failed row.
+
+    `now` and `deadline` are seconds of one clock.
+    """
+    model.eval()
+    device = next(model.parameters()).device
+    for length in sorted(plan.evaluation.lengths):
+        begun = now()
+        try:
+            model.position_method.can_read(length)
+        except ValueError as error:
+            _refuse(run, length, str(error), results)
+            continue
+        try:
+            windows = text.windows.windows(length)
+            expected = speed.scoring(passes(device, length) * length, length)
+            left = _Left(now, deadline, len(windows) * length, expected)
+            left.check()
+            found = score(
+                model,
+                text.tokens,
+                windows,
+                batch_size=passes(device, length),
+                by_position=True,
+                advance=left.advance,
+            )
+            _record(run, length, found, plan, results)
+        except (OutOfTime, ValueError, ArithmeticError, RuntimeError, MemoryError) as error:
+            message = (str(error).strip() or type(error).__name__).splitlines()[0]
+            results.fail(run, length, message, now() - begun)
+
+
+class _Left:
+    """Stops a length whose next forward pass would end after the deadline."""
+
+    def __init__(
+        self, now: Callable[[], float], deadline: float, tokens: int, expected: float
+    ) -> None:
+        self.now, self.deadline, self.tokens, self.expected = now, deadline, tokens, expected
+        self._since = time.perf_counter()
+
+    def check(self) -> None:
+        if self.now() + self.expected > self.deadline:
+            raise OutOfTime(
+                f"out of time: {max(0.0, self.deadline - self.now()):.0f} s left, the next forward "
+                f"pass takes about {self.expected:.1f} s"
+            )
+
+    def advance(self, tokens: int) -> None:
+        # What a pass took is a better guess of the next one than the calibration.
+        after = time.perf_counter()
+        self.expected, self._since = after - self._since, after
+        self.tokens -= tokens
+        if self.tokens > 0:
+            self.check()
+
+
+def _refuse(run: PlannedRun, length: int, message: str, results: Results) -> None:
+    nothing: dict[str, Any] = {"loss": None, "perplexity": None, "bits_per_byte": None}
+    nothing |= {"tokens": 0, "windows": 0, "seconds": 0.0}
+    for _, protocol, _ in [c for c in results.cells_left(run) if c[2] == length]:
+        results.record(run, protocol, length, **nothing, status="refused", message=message)
+
+
+def _record(
+    run: PlannedRun, length: int, found: Score, plan: QuarterPlan, results: Results
+) -> None:
+    ratio = plan.tokens_per_byte
+    values: dict[str, Any] = {
+        "loss": found.loss,
+        "perplexity": math.exp(found.loss),
+        "bits_per_byte": None if ratio is None else found.loss / math.log(2) * ratio,
+        "tokens": found.tokens,
+        "windows": len(found.windows),
+        "window_losses": [float(f"{value:.9g}") for value in found.windows],
+        "seconds": found.seconds,
+    }
+    # One pass over the text serves both protocols: `position` is `nonoverlap` and its positions.
+    for protocol in plan.evaluation.protocols:
+        positions = found.positions if protocol == "position" else None
+        results.record(run, protocol, length, **values, position_losses=positions)
