@@ -19,6 +19,7 @@ sys.path.insert(0, str(ROOT))
 
 from megatron_patches.analysis import command  # noqa: E402
 from megatron_patches.analysis.aggregate import only  # noqa: E402
+from megatron_patches.analysis.failures import FILE, read_failures  # noqa: E402
 from megatron_patches.analysis.published import REFERENCE, read_published  # noqa: E402
 from megatron_patches.analysis.report import Extras, Settings, report  # noqa: E402
 from megatron_patches.analysis.retrieval_rows import read_retrieval  # noqa: E402
@@ -98,6 +99,9 @@ def main() -> int:
 
     def work() -> None:
         named = Found(arguments.rows, arguments.kernels, arguments.training, arguments.retrieval)
+        # What failed beside the rows that are named has no rows of its own.
+        beside = [path.with_name(FILE) for path in dict.fromkeys(named.rows)]
+        named.failed.extend(path for path in dict.fromkeys(beside) if path.is_file())
         there = Found()
         if not any(vars(named).values()):
             there = find_files(ROOT / "results")
@@ -119,6 +123,7 @@ def main() -> int:
             kernels=wanted(read_kernels(files.kernels)),
             training=wanted(read_training(files.training)),
             retrieval=wanted(read_retrieval(files.retrieval)),
+            failed=wanted(read_failures(files.failed)),
         )
         settings = Settings(
             reference=arguments.reference,

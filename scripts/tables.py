@@ -7,6 +7,7 @@ Example: python scripts/tables.py results/runs.jsonl --table table3 --dataset op
 
 import argparse
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,13 @@ sys.path.insert(0, str(ROOT))
 from megatron_patches.analysis import command  # noqa: E402
 from megatron_patches.analysis.differences import differences_table  # noqa: E402
 from megatron_patches.analysis.early import early_table  # noqa: E402
+from megatron_patches.analysis.failures import (  # noqa: E402
+    FILE,
+    Failure,
+    failure_notes,
+    open_failures,
+    read_failures,
+)
 from megatron_patches.analysis.kernels import reach_table  # noqa: E402
 from megatron_patches.analysis.layout import Table  # noqa: E402
 from megatron_patches.analysis.published import (  # noqa: E402
@@ -34,7 +42,11 @@ from megatron_patches.analysis.tables import (  # noqa: E402
     relative_table,
 )
 from megatron_patches.analysis.training_curves import training_table  # noqa: E402
-from megatron_patches.analysis.training_rows import read_training, training_groups  # noqa: E402
+from megatron_patches.analysis.training_rows import (  # noqa: E402
+    TrainingRow,
+    read_training,
+    training_groups,
+)
 
 PUBLISHED = {f"table{number}": f"Table {number}" for number in (3, 5, 6, 9)}
 OF_MODELS = ("training", "reach")
@@ -110,7 +122,31 @@ def model_tables(arguments: argparse.Namespace) -> list[Table]:
     rows: list[Any] = [row for row in read if command.lets_through(row, arguments)]
     if not rows:
         raise RowError("no rows match the choice of data set, methods and --where")
-    return [training_table(g) for g in training_groups(rows)] if training else [reach_table(rows)]
+    if not training:
+        return [reach_table(rows)]
+    failed = failed_beside(arguments, read)
+    return [
+        with_failures(training_table(group), failed, group[0]) for group in training_groups(rows)
+    ]
+
+
+def failed_beside(arguments: argparse.Namespace, rows: list[Any]) -> list[Failure]:
+    """Steps of the same studies that failed and have no result yet: they have no rows to show."""
+    beside = [path.with_name(FILE) for path in dict.fromkeys(arguments.rows)]
+    there = read_failures(path for path in dict.fromkeys(beside) if path.is_file())
+    return [f for f in open_failures(there, rows) if command.lets_through(f, arguments)]
+
+
+def with_failures(table: Table, failures: list[Failure], row: Row | TrainingRow) -> Table:
+    """The table with a note on each failure that left a gap in it; `row` is one of its rows."""
+    steps = {"train", f"eval {row.protocol} {row.split}"} if isinstance(row, Row) else {"train"}
+    gaps = [
+        item
+        for item in failures
+        if (item.dataset, item.train_length) == (row.dataset, row.train_length)
+        and item.step.partition(" window")[0] in steps
+    ]
+    return replace(table, notes=(*table.notes, *failure_notes(gaps)))
 
 
 def main() -> int:
@@ -122,10 +158,12 @@ def main() -> int:
         else:
             wanted = arguments.table in PUBLISHED or arguments.published_dataset is not None
             published = read_published(arguments.published) if wanted else []
-            chosen = command.by_dataset(read_rows(arguments.rows), arguments)
-            tables = [
-                t for rows in chosen.values() for t in make_tables(rows, published, arguments)
-            ]
+            read = read_rows(arguments.rows)
+            failed = failed_beside(arguments, read)
+            tables = []
+            for rows in command.by_dataset(read, arguments).values():
+                first, *others = make_tables(rows, published, arguments)
+                tables += [with_failures(first, failed, rows[0]), *others]
         texts = [FORMATS[arguments.format](table) for table in tables]
         if arguments.format == "csv":
             # One file, one line of column names.

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from megatron_patches.analysis.failures import Failure
 from megatron_patches.analysis.layout import Table
 from megatron_patches.analysis.markup import Markup, element
 
@@ -54,3 +55,26 @@ def folded(table: Table, shown: Markup) -> Markup:
     if len(table.rows) <= FOLDED:
         return shown
     return element("details", element("summary", f"{table.title}: {len(table.rows)} lines"), shown)
+
+
+def failure_parts(failures: Iterable[Failure]) -> list[Part]:
+    """What failed and has no result since, a part a data set."""
+    by_dataset: dict[str, list[Markup]] = {}
+    for item in failures:
+        texts = (item.run, item.step, str(item.exit_code), item.message, item.log, item.when)
+        cells = [element("td", text) for text in texts[1:]]
+        line = element("tr", element("th", texts[0], scope="row"), *cells, data_method=item.method)
+        by_dataset.setdefault(item.dataset, []).append(line)
+    names = ("run", "step", "exit code", "message", "log", "when")
+    head = element("thead", element("tr", *(element("th", name, scope="col") for name in names)))
+    return [
+        Part(
+            f"{dataset}, failed steps",
+            dataset,
+            [
+                element("p", "These have no result; started again, a sweep tries them again."),
+                element("div", element("table", head, element("tbody", *lines)), class_="wide"),
+            ],
+        )
+        for dataset, lines in sorted(by_dataset.items())
+    ]

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from importlib import resources
 
 from megatron_patches.analysis.aggregate import Labelled, series_label
+from megatron_patches.analysis.failures import Failure, open_failures
 from megatron_patches.analysis.markup import Markup, element, verbatim
-from megatron_patches.analysis.parts import Part, distinct
+from megatron_patches.analysis.parts import Part, distinct, failure_parts
 from megatron_patches.analysis.report_models import kernel_parts, training_parts
 from megatron_patches.analysis.report_position import early_parts
 from megatron_patches.analysis.report_rows import Settings, rows_part
@@ -39,6 +40,7 @@ class Extras:
     kernels: Sequence[KernelRow] = ()
     training: Sequence[TrainingRow] = ()
     retrieval: Sequence[RetrievalRow] = field(default_factory=tuple)
+    failed: Sequence[Failure] = ()
 
 
 def report(
@@ -62,6 +64,7 @@ def report(
     parts += training_parts(extras.training, style)
     parts += kernel_parts(extras.kernels, style)
     parts += _retrieval_parts(extras.retrieval)
+    parts += failure_parts(open_failures(extras.failed, everything))
     # A stable sort: the order above within a data set.
     parts = distinct(sorted(parts, key=lambda part: part.dataset))
     files = ", ".join(source.name for source in sources)

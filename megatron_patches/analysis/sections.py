@@ -82,6 +82,7 @@ class Found:
     kernels: list[Path] = field(default_factory=list)
     training: list[Path] = field(default_factory=list)
     retrieval: list[Path] = field(default_factory=list)
+    failed: list[Path] = field(default_factory=list)
 
 
 # Fields that the first line of a file of each kind has, and no other kind.
@@ -90,6 +91,7 @@ _KINDS = {
     "kernels": {"head", "distances"},
     "training": {"iterations", "lm_loss"},
     "retrieval": {"task", "depth", "gain"},
+    "failed": {"exit_code", "step", "command"},
 }
 
 

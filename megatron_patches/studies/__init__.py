@@ -1,7 +1,7 @@
 """Studies: a YAML file of methods x datasets x seeds x lengths x protocols, planned and carried out."""
 
 from .cost import Cost, estimate, report
-from .execute import Failure, carry_out
+from .execute import carry_out
 from .plan import Plan, Run, make_plan
 from .record import record
 from .schema import ROOT, Study, load_study
@@ -11,7 +11,6 @@ from .steps import Step
 __all__ = [
     "ROOT",
     "Cost",
-    "Failure",
     "Plan",
     "Run",
     "Step",

@@ -15,14 +15,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from megatron_patches.analysis.jsonl import append_lines
+from megatron_patches.analysis.failures import FILE, Failure, append_failures
 from megatron_patches.config import ConfigError
-from megatron_patches.studies.plan import Plan, Run
+from megatron_patches.studies.plan import Plan, Run, identity
 from megatron_patches.studies.progress import check_cut
 from megatron_patches.studies.record import Record
 from megatron_patches.studies.schema import ROOT, Study, shown
@@ -32,20 +31,6 @@ GRACE = 10.0  # seconds between asking a process to end and making it
 IMPORTS = 0.7  # GB that torch and DeepSpeed take before there is a model
 MEMORY_SHARE = 0.8
 MESSAGE = 500  # characters
-
-
-@dataclass(frozen=True)
-class Failure:
-    """One line of failed.jsonl: a step that ended with an exit code other than 0."""
-
-    study: str
-    run: str
-    step: str
-    command: str
-    exit_code: int  # negative: the signal that ended it
-    message: str
-    log: str
-    when: str
 
 
 def on_gpus(plan: Plan) -> bool:
@@ -208,8 +193,9 @@ class _Work:
             message=_last_line(log, since) or f"exit code {code} without a message",
             log=shown(log),
             when=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            **identity(run),
         )
-        append_lines(self.plan.study.output_dir / "failed.jsonl", [asdict(failure)])
+        append_failures(self.plan.study.output_dir / FILE, [failure])
         return failure
 
     def _stop(self) -> None:

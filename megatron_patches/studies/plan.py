@@ -45,6 +45,17 @@ class Run:
     evaluations: tuple[Step, ...]
 
 
+def identity(run: Run) -> dict[str, Any]:
+    """What a line of failed.jsonl says of the run, in the terms of result rows."""
+    return {
+        "method": run.config.pos_emb,
+        "dataset": run.config.dataset or "data",
+        "seed": run.config.seed,
+        "train_length": run.config.seq_length,
+        "config_sha": run.sha,
+    }
+
+
 @dataclass(frozen=True)
 class Plan:
     """All runs of a study; `trained` and `open_cells` say what the files already hold."""

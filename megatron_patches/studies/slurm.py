@@ -7,9 +7,10 @@ import math
 import shlex
 from pathlib import Path
 
+from megatron_patches.analysis.failures import FILE
 from megatron_patches.studies.cost import Cost
 from megatron_patches.studies.execute import on_gpus
-from megatron_patches.studies.plan import Plan, Run
+from megatron_patches.studies.plan import Plan, Run, identity
 from megatron_patches.studies.progress import check_cut
 from megatron_patches.studies.schema import ROOT, shown
 
@@ -55,14 +56,15 @@ def script(plan: Plan, cost: Cost) -> str:
         "  code=$?",
         "  failed=1",
         f"  {_record(plan)} \\",
-        f"    >> {shlex.quote(shown(study.output_dir / 'failed.jsonl'))}",
+        f"    >> {shlex.quote(shown(study.output_dir / FILE))}",
         '  return "$code"',
         "}",
         "",
         'case "$SLURM_ARRAY_TASK_ID" in',
     ]
     for index, run in enumerate(runs):
-        lines += [f"{index})", *_commands(plan, run), "  ;;"]
+        about = json.dumps(identity(run)).strip("{}")
+        lines += [f"{index})", f"  about={shlex.quote(about)}", *_commands(plan, run), "  ;;"]
     lines += [
         "*)",
         '  echo "error: no run has the number $SLURM_ARRAY_TASK_ID" >&2',
@@ -82,10 +84,10 @@ def _record(plan: Plan) -> str:
         **{"exit_code": "%d", "message": "see the log", "when": "%s"},
         "log": f"{logs}/slurm-%s_%s.txt",
     }
-    text = json.dumps(fields).replace('"%d"', "%d")
+    text = json.dumps(fields).replace('"%d"', "%d").removesuffix("}") + ", %s}"
     values = ['"$run"', '"$title"', '"$SLURM_ARRAY_TASK_ID"', '"$SLURM_ARRAY_JOB_ID"', '"$code"']
     values += ['"$(date -u +%Y-%m-%dT%H:%M:%S+00:00)"']
-    values += ['"$SLURM_ARRAY_JOB_ID"', '"$SLURM_ARRAY_TASK_ID"']
+    values += ['"$SLURM_ARRAY_JOB_ID"', '"$SLURM_ARRAY_TASK_ID"', '"$about"']
     return f"printf {shlex.quote(text)}'\\n' {' '.join(values)}"
 
 

@@ -16,9 +16,10 @@ import pytest
 import studies_tools as tools
 import yaml
 
+from megatron_patches.analysis.failures import Failure, read_failures
 from megatron_patches.analysis.rows import cell_key, latest_rows, read_kernels, read_rows
 from megatron_patches.analysis.training_rows import read_training
-from megatron_patches.studies import ROOT, Failure, load_study, make_plan
+from megatron_patches.studies import ROOT, load_study, make_plan
 
 RUNS = [f"{method}-text-{seed}" for method in tools.METHODS for seed in tools.SEEDS]
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -193,6 +194,11 @@ def test_slurm_script_runs_the_exact_commands(tmp_path):
     lines = (tmp_path / "results" / "failed.jsonl").read_text().splitlines()
     found = [json.loads(line) for line in lines]
     assert [set(item) for item in found] == [{field.name for field in fields(Failure)}] * 2
+    for item, run in zip(
+        read_failures([tmp_path / "results" / "failed.jsonl"]), reversed(plan.runs), strict=True
+    ):
+        assert (item.config_sha, item.seed) == (run.sha, run.config.seed)
+        assert (item.method, item.dataset, item.train_length) == ("alibi", "text", 16)
     assert [(f["run"], f["step"], f["exit_code"]) for f in found] == [
         ("alibi-text-2", "train", 2),
         ("alibi-text-1", "eval nonoverlap valid", 2),

@@ -1,0 +1,103 @@
+"""Failed steps: which of them still leave a gap, and that tables and the report name them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from analysis_rows import make
+
+from megatron_patches.analysis.failures import (
+    Failure,
+    append_failures,
+    open_failures,
+    read_failures,
+)
+from megatron_patches.analysis.report import Extras, report
+from megatron_patches.analysis.rows import RowError, append_rows
+from megatron_patches.analysis.sections import Source, find_files
+
+ROOT = Path(__file__).resolve().parents[2]
+FAILURE = Failure(
+    study="toy",
+    run="rotary-books-2",
+    step="train",
+    command="python deepy.py train.py",
+    exit_code=1,
+    message="error: the <loss> is not finite",
+    log="checkpoints/toy/rotary-books-2/output.txt",
+    when="2026-01-02T03:04:05+00:00",
+    method="rotary",
+    dataset="books",
+    seed=2,
+    train_length=512,
+    config_sha="feed",
+)
+
+
+def scored(**changes):
+    return make("rotary", 2, 1024, 8.0, **{"config_sha": "feed", **changes})
+
+
+@pytest.mark.parametrize(
+    ("step", "rows", "left"),
+    [
+        ("train", [], True),
+        ("train", [scored()], False),
+        ("train", [scored(config_sha="other")], True),
+        ("eval nonoverlap valid", [scored()], False),
+        ("eval nonoverlap test", [scored()], True),
+        ("eval last valid", [scored()], True),
+        ("eval nonoverlap valid window 512", [scored()], True),
+        ("eval nonoverlap valid", [scored(options={"sliding_window_width": 512})], False),
+        (
+            "eval nonoverlap valid window 512",
+            [scored(), scored(options={"sliding_window_width": 512})],
+            False,
+        ),
+        ("retrieval", [scored()], True),
+    ],
+)
+def test_a_later_success_of_the_same_step_closes_a_failure(step, rows, left) -> None:
+    assert bool(open_failures([replace(FAILURE, step=step)], rows)) is left
+
+
+def test_only_the_latest_failure_of_a_step_is_named() -> None:
+    again = replace(FAILURE, message="again", when="2026-01-03T00:00:00+00:00")
+    assert open_failures([FAILURE, again], []) == [again]
+
+
+def test_failures_are_read_strictly(tmp_path) -> None:
+    path = tmp_path / "failed.jsonl"
+    append_failures(path, [FAILURE, FAILURE])
+    assert read_failures([path]) == [FAILURE, FAILURE]
+    assert find_files(tmp_path).failed == [path]
+    path.write_text(path.read_text().replace('"seed": 2', '"seed": "2"', 1))
+    with pytest.raises(RowError, match=r"failed\.jsonl:1: seed: expected an integer"):
+        read_failures([path])
+
+
+def test_tables_and_report_name_what_has_no_rows(tmp_path) -> None:
+    rows = [make("alibi", seed, 1024, 8.0 + seed) for seed in (1, 2)]
+    append_rows(tmp_path / "rows.jsonl", rows)
+    elsewhere = replace(FAILURE, dataset="other", run="rotary-other-2")
+    append_failures(tmp_path / "failed.jsonl", [FAILURE, elsewhere])
+
+    def run(script: str, *arguments: str) -> str:
+        command = [sys.executable, f"scripts/{script}.py", str(tmp_path / "rows.jsonl")]
+        done = subprocess.run([*command, *arguments], cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    said = "failed: rotary-books-2, train: exit code 1: error: the"
+    assert said in run("tables") and "rotary-other-2" not in run("tables")
+    assert said not in run("tables", "--methods", "alibi")
+    run("report", "--output", str(tmp_path / "page.html"))
+    page = (tmp_path / "page.html").read_text()
+    assert "rotary-books-2" in page and "the &lt;loss&gt; is not" in page
+    whole = report([Source("rows", rows)], Extras(failed=[FAILURE]))
+    closed = report([Source("rows", [*rows, scored()])], Extras(failed=[FAILURE]))
+    assert "failed steps" in whole and "failed steps" not in closed
