@@ -7,6 +7,7 @@ Example: python scripts/tables.py results/runs.jsonl --table table3 --dataset op
 
 import argparse
 import sys
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,9 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--reference", default=REFERENCE, help=f"compare with it ({REFERENCE})")
     parser.add_argument("--format", choices=tuple(FORMATS), default="markdown")
+    parser.add_argument(
+        "--brief", action="store_true", help="leave out the hashes, which stand in the rows"
+    )
     parser.add_argument("--output", type=Path, metavar="FILE", help="write here, not to stdout")
     parser.add_argument(
         "--published",
@@ -149,6 +153,11 @@ def with_failures(table: Table, failures: list[Failure], row: Row | TrainingRow)
     return replace(table, notes=(*table.notes, *failure_notes(gaps)))
 
 
+def without_hashes(header: Iterable[str]) -> tuple[str, ...]:
+    """The lines that say what was measured, without those that only identify it."""
+    return tuple(line for line in header if not line.startswith(("data ", "commit ", "configs ")))
+
+
 def main() -> int:
     arguments = make_parser().parse_args()
 
@@ -164,6 +173,8 @@ def main() -> int:
             for rows in command.by_dataset(read, arguments).values():
                 first, *others = make_tables(rows, published, arguments)
                 tables += [with_failures(first, failed, rows[0]), *others]
+        if arguments.brief:
+            tables = [replace(table, header=without_hashes(table.header)) for table in tables]
         texts = [FORMATS[arguments.format](table) for table in tables]
         if arguments.format == "csv":
             # One file, one line of column names.

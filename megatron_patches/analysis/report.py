@@ -64,7 +64,8 @@ def report(
     parts += training_parts(extras.training, style)
     parts += kernel_parts(extras.kernels, style)
     parts += _retrieval_parts(extras.retrieval)
-    parts += failure_parts(open_failures(extras.failed, everything))
+    results = [*rows, *extras.training, *extras.retrieval]
+    parts += failure_parts(open_failures(extras.failed, results))
     # A stable sort: the order above within a data set.
     parts = distinct(sorted(parts, key=lambda part: part.dataset))
     files = ", ".join(source.name for source in sources)

@@ -55,7 +55,7 @@ def extrapolation_table(
     seeds = {row.seed for row in chosen}
     notes = Notes()
     cells = {
-        label: [_cell(groups.get(length), len(seeds), notes) for length in lengths]
+        label: [_cell(groups.get(length), length, len(seeds), notes) for length in lengths]
         for label, groups in series.items()
     }
     significance = _mark_significance(series, cells, lengths, reference)
@@ -77,10 +77,14 @@ def _seed_line(count: int) -> str:
     return "one seed: no standard deviation and no test"
 
 
-def _cell(group: Group | None, expected: int, notes: Notes) -> Cell:
+def _cell(group: Group | None, length: int, expected: int, notes: Notes) -> Cell:
     if group is None:
         return Cell(ABSENT)
-    reasons = sorted(set(group.problems.values()))
+    # What a method says of each length beyond its last is one note.
+    reasons = sorted(
+        (status, message.replace(f" {length} tokens", " this many tokens"))
+        for status, message in set(group.problems.values())
+    )
     if not group.perplexities:
         why = tuple(notes.mark(f"{status}: {message}") for status, message in reasons)
         return Cell("/".join(sorted({status for status, _ in reasons})), marks=why)

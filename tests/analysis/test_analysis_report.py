@@ -263,6 +263,7 @@ def test_files_are_told_by_their_first_line(tmp_path: Path) -> None:
         "kernels": ["kernels.jsonl"],
         "training": ["training.jsonl"],
         "retrieval": [],
+        "failed": [],
     }
 
 
