@@ -5,7 +5,7 @@ RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.complete
 STUDIES := $(basename $(notdir $(wildcard configs/sweeps/*.yml)))
 
-.PHONY: setup demo test check lint types bench report neox-smoke sweep clean $(STUDIES)
+.PHONY: setup demo test check lint types bench docs report neox-smoke sweep clean $(STUDIES)
 
 setup: $(STAMP)
 
@@ -46,6 +46,7 @@ check: lint types test
 bench: setup
 	$(RUN) scripts/bench_attention.py
 	$(RUN) scripts/bench_training.py
+	$(RUN) scripts/bench_checkpoint.py
 	$(RUN) scripts/bench_evaluation.py
 	$(RUN) scripts/bench_model.py
 	$(RUN) scripts/bench_reading.py
@@ -55,6 +56,10 @@ bench: setup
 BESIDE := local_code=github local_prose=openwebtext2 local_latex=arxiv
 report: setup
 	$(RUN) scripts/report.py $(BESIDE:%=--beside %) $(REPORT)
+
+# The pages of positions, attention and hf from their docstrings: build/api/index.html.
+docs: setup
+	$(RUN) scripts/api_pages.py build/api
 
 # What a GPT-NeoX checkout needs besides: its tokenizers, and pybind11 for its data helpers.
 $(VENV)/.neox: $(STAMP)

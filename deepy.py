@@ -28,6 +28,7 @@ from megatron_patches.config import (
     dump,
 )
 from megatron_patches.standalone.arguments import add_config_arguments, guarded, parser
+from megatron_patches.standalone.signals import INTERRUPTED
 
 ROOT = Path(__file__).resolve().parent
 WORKERS = ("train.py", "eval.py", "generate.py")
@@ -219,7 +220,11 @@ def write_resolved(config: Config, worker: str) -> Path:
 def start(
     worker: str, resolved: Path, config: Config, processes: int, hosts: dict[str, int] | None
 ) -> int:
-    """Hand over to DeepSpeed's launcher; the exit code is the worker's (1 if a signal ended it)."""
+    """Hand over to DeepSpeed's launcher; the exit code is the worker's (1 if a signal ended it).
+
+    SIGTERM and SIGUSR1 are handed on to the workers, which save and end with 75.
+    """
+    from megatron_patches.standalone.launch import run
     from megatron_patches.standalone.runtime import use_cpu
 
     if use_cpu(config):
@@ -234,7 +239,7 @@ def start(
     elif hosts is None:
         # DeepSpeed's runner would end in this same command, after looking for hosts and for ssh.
         world = base64.urlsafe_b64encode(json.dumps({"localhost": [*range(processes)]}).encode())
-        command += ["deepspeed.launcher.launch", f"--world_info={world.decode()}"]
+        command += ["megatron_patches.standalone.launch", f"--world_info={world.decode()}"]
         command += ["--master_addr=127.0.0.1", f"--master_port={port}", "--log_level=warning"]
     else:
         assert config.hostfile is not None
@@ -248,9 +253,9 @@ def start(
             command += ["--force_multi"]  # else a single other host would run here
         if config.no_ssh_check:
             command += ["--no_ssh_check"]
-    code = subprocess.run([*command, str(ROOT / worker), str(resolved.resolve())]).returncode
+    code = run([*command, str(ROOT / worker), str(resolved.resolve())], _importable())
     # DeepSpeed's launcher hands a signal on as 256 - n.
-    return code if code in (0, 1, 2) else 1
+    return code if code in (0, 1, 2, INTERRUPTED) else 1
 
 
 def _first_slurm_host() -> str:

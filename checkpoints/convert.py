@@ -1,11 +1,16 @@
-"""Write the checkpoint of a run, this suite's or GPT-NeoX's, in a form that GPT-NeoX loads and continues.
+"""Write the checkpoint of a run in a form that GPT-NeoX continues from, or as a Hugging Face folder.
 
-Example: python checkpoints/convert.py checkpoints/alibi-local_code-1234 converted --layout layers
+The source is a run of this suite or of GPT-NeoX, or a Hugging Face folder, which becomes a run.
+
+Examples:
+    python checkpoints/convert.py checkpoints/alibi-local_code-1234 converted --layout layers
+    python checkpoints/convert.py checkpoints/alibi-local_code-1234 alibi-hf --to huggingface
 """
 
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,13 +30,30 @@ if TYPE_CHECKING:
 
 def make_parser() -> argparse.ArgumentParser:
     made = parser(
-        "Write the checkpoint of a run, this suite's or GPT-NeoX's, in a form that GPT-NeoX loads.",
-        "python checkpoints/convert.py checkpoints/alibi-local_code-1234 converted --layout layers",
+        "Write the checkpoint of a run, this suite's or GPT-NeoX's, in a form that GPT-NeoX loads, or as a "
+        "Hugging Face folder; a Hugging Face folder becomes a run.",
+        "python checkpoints/convert.py checkpoints/alibi-local_code-1234 converted --layout layers\n"
+        "  python checkpoints/convert.py checkpoints/alibi-local_code-1234 alibi-hf --to huggingface",
     )
     made.add_argument(
-        "source", type=Path, help="run folder or global_stepN folder of either engine"
+        "source",
+        type=Path,
+        help="run folder or global_stepN folder of either engine, or a Hugging Face folder",
     )
-    made.add_argument("destination", type=Path, help="run folder to write; made if missing")
+    made.add_argument("destination", type=Path, help="folder to write; made if missing")
+    made.add_argument(
+        "--to",
+        choices=["neox", "huggingface"],
+        default="neox",
+        help="neox: a run, which this suite and GPT-NeoX read (default); huggingface: a new folder for "
+        "AutoModelForCausalLM",
+    )
+    made.add_argument(
+        "--tokenizer", metavar="PATH", help="for huggingface; default: the run's `vocab_file`"
+    )
+    made.add_argument(
+        "--no-tokenizer", action="store_true", help="for huggingface: the model alone"
+    )
     made.add_argument(
         "--config",
         nargs="+",
@@ -62,6 +84,69 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def convert(options: argparse.Namespace) -> int:
+    from megatron_patches.hf.reading import is_hugging_face
+
+    foreign = is_hugging_face(options.source)
+    if options.to == "huggingface":
+        return carry_away(options, foreign)
+    if options.tokenizer or options.no_tokenizer:
+        raise ConfigError("--tokenizer and --no-tokenizer go with --to huggingface")
+    return bring_home(options) if foreign else for_neox(options)
+
+
+def carry_away(options: argparse.Namespace, foreign: bool) -> int:
+    """A run as a Hugging Face folder."""
+    from megatron_patches.hf.carrying import carry
+
+    if foreign:
+        raise ConfigError(f"{options.source} is a Hugging Face folder already")
+    neox_alone = {
+        "--layout": options.layout != "single",
+        "--tensor-parallel": options.tensor_parallel != 1,
+        "--dtype": options.dtype is not None,
+        "--fresh-optimizer": options.fresh_optimizer,
+    }
+    if any(neox_alone.values()):
+        wrong = ", ".join(name for name, given in neox_alone.items() if given)
+        raise ConfigError(f"{wrong}: of no use with --to huggingface, whose files are of one kind")
+    checks = carry(
+        options.source,
+        options.destination,
+        config=compose(options.config) if options.config else None,
+        tokenizer=options.tokenizer,
+        with_tokenizer=not options.no_tokenizer,
+    )
+    print("\n".join([f"wrote {options.destination}", *checks]))
+    return 0
+
+
+def bring_home(options: argparse.Namespace) -> int:
+    """A Hugging Face folder as a run, which `load_model`, eval.py and generate.py read."""
+    from megatron_patches.hf.reading import read_model, run_record, tokenizer_file
+    from megatron_patches.standalone import export
+    from megatron_patches.standalone.provenance import write_json
+
+    if options.config:
+        raise ConfigError("--config: a Hugging Face folder has its own configuration")
+    model, config = read_model(options.source)
+    words = tokenizer_file(options.source)
+    if words is not None:
+        copied = options.destination.resolve() / words.name
+        keys = {"tokenizer_type": "HFTokenizer", "vocab_file": str(copied)}
+        config = config.model_copy(update=keys)
+    form = export.Form(
+        options.layout, options.tensor_parallel, options.dtype or config.effective_precision
+    )
+    target = export.export(model, options.destination, step=0, config=config, form=form)
+    if words is not None:
+        shutil.copyfile(words, copied)
+    write_json(options.destination / "run.json", run_record(options.source, model))
+    print(f"wrote {target}: {config.pos_emb}, {model.parameter_count():,} parameters, {form.dtype}")
+    return 0
+
+
+def for_neox(options: argparse.Namespace) -> int:
+    """A run in the form that GPT-NeoX continues from."""
     from megatron_patches.standalone import export
     from megatron_patches.standalone.checkpoint import (
         load_model,

@@ -1,7 +1,8 @@
 """Triton attention with a position bias on a GPU: first is it right, then how fast is it.
 
-The correctness part compares output and all gradients with the float64 oracle, for every method that is
-a function of the distance, in float32 and bfloat16. Only if all agree is anything timed. Variants:
+The correctness part compares output and all gradients with the float64 oracle, for the methods to be
+timed or those of `--check`, in float32 and bfloat16. A method that is wrong is a row that says so and is
+not timed. `--minutes` counts from the start, compilation included. Variants:
 
     sdpa           torch's flash attention without a bias: the limit, and the unit of the ratios
     triton         our kernels; a closed form where the method has one
@@ -10,7 +11,7 @@ a function of the distance, in float32 and bfloat16. Only if all agree is anythi
     dense          torch's attention with a dense mask, built in every call
     flash-attn     its ALiBi, for methods with a linear closed form, where the package is installed
 
-Example: python scripts/bench_gpu.py --minutes 10 --output results/bench/gpu.jsonl
+Example: python scripts/bench_gpu.py kerple_log alibi --minutes 8 --output results/bench/gpu.jsonl
 Without a GPU: python scripts/bench_gpu.py --dry-run   (the correctness part, interpreted, toy size)
 """
 
@@ -61,6 +62,9 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--tokens", type=int, default=16384, help="batch x length (16384)")
     parser.add_argument("--rounds", type=int, default=5, help="readings of every variant (5)")
     parser.add_argument("--minutes", type=float, default=10.0, help="time for everything (10)")
+    parser.add_argument(
+        "--check", nargs="+", metavar="METHOD", help="to compare first; default: those to time"
+    )
     parser.add_argument("--dry-run", action="store_true", help="correctness on the CPU, toy size")
     parser.add_argument("--output", type=Path, metavar="FILE", help="append JSON lines")
     return parser
@@ -82,32 +86,59 @@ def oracle(problem: Problem) -> Tensor:
     return attend(*qkv, problem.method, impl="reference", window=window, transformed=True)
 
 
-def mistakes(device: str, shape: tuple[int, int, int, int]) -> list[str]:
-    """One line for every method, dtype, window and way to the bias that is wrong."""
-    table = [make_method(name, shape[1], shape[3]) for name in names()]
-    chosen = [m.name for m in table if m.tier == "table" and m.place == "attention"]
+def mistakes(name: str, device: str, shape: tuple[int, int, int, int]) -> list[str]:
+    """One line for every dtype, window and way to the bias in which a method is wrong or fails."""
     found = []
-    for name, dtype, window in itertools.product(chosen, DTYPES, (None, shape[2] // 3)):
-        x = make_inputs(name, shape, DTYPES[dtype], device, window=window)
-        double = [t.detach().double().requires_grad_() for t in x.qkv]
-        method = make_method(name, shape[1], shape[3]).to_float64_().to(device)
-        exact = Inputs(
-            Problem(*double, method, x.problem.scale, x.problem.sight), x.grad_out.double()
-        )
-        expected = outcome(exact, oracle)
-        ways = (True,) if x.problem.method.closed_form() is None else (True, False)
-        for closed_form in ways:
-            found_here = outcome(x, lambda p, form=closed_form: ours.run(p, closed_form=form))
-            for index, (mine, theirs) in enumerate(zip(found_here, expected, strict=True)):
-                error = float((mine.double() - theirs).abs().max())
-                error /= max(1.0, float(theirs.abs().max()))
-                if not error <= TOLERANCE[dtype]:  # NaN is a mistake
-                    what = ["output", *"qkv"][index] if index < 4 else f"parameter {index - 4}"
-                    way = "closed form" if closed_form else "table"
-                    found.append(
-                        f"{name} {dtype} window={window} {way}: {what} is off by {error:.2g}"
-                    )
+    for dtype, window in itertools.product(DTYPES, (None, shape[2] // 3)):
+        at = f"{name} {dtype} window={window}"
+        try:
+            found += [f"{at} {what}" for what in wrong(name, device, shape, dtype, window)]
+        except Exception as error:  # compilers raise whatever they like
+            found.append(f"{at}: {told(error)}")
     return found
+
+
+def wrong(
+    name: str, device: str, shape: tuple[int, int, int, int], dtype: str, window: int | None
+) -> list[str]:
+    x = make_inputs(name, shape, DTYPES[dtype], device, window=window)
+    double = [t.detach().double().requires_grad_() for t in x.qkv]
+    method = make_method(name, shape[1], shape[3]).to_float64_().to(device)
+    exact = Inputs(Problem(*double, method, x.problem.scale, x.problem.sight), x.grad_out.double())
+    expected = outcome(exact, oracle)
+    ways = (True,) if x.problem.method.closed_form() is None else (True, False)
+    found = []
+    for closed_form in ways:
+        found_here = outcome(x, lambda p, form=closed_form: ours.run(p, closed_form=form))
+        for index, (mine, theirs) in enumerate(zip(found_here, expected, strict=True)):
+            error = float((mine.double() - theirs).abs().max())
+            error /= max(1.0, float(theirs.abs().max()))
+            if not error <= TOLERANCE[dtype]:  # NaN is a mistake
+                what = ["output", *"qkv"][index] if index < 4 else f"parameter {index - 4}"
+                way = "closed form" if closed_form else "table"
+                found.append(f"{way}: {what} is off by {error:.2g}")
+    return found
+
+
+def told(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def check(arguments: argparse.Namespace, late: Callable[[], bool]) -> list[str]:
+    """The methods that are wrong; each is a row of the output as soon as it is known."""
+    place = ("cpu", (1, 2, 40, 16)) if arguments.dry_run else ("cuda", (2, 4, 333, 64))
+    bad = []
+    for name in arguments.check or arguments.methods:
+        if late():
+            print(f"- out of time: {name} not compared")
+            bad.append(name)  # what nobody compared is not timed
+            continue
+        lines = mistakes(name, *place)
+        row = {"benchmark": "gpu", "variant": "triton", "method": name, "mode": "check"}
+        common.append(arguments.output, [{**row, "mistakes": lines}])
+        print("\n".join(lines) if lines else f"{name} agrees with the float64 oracle", flush=True)
+        bad += [name] if lines else []
+    return bad
 
 
 # ---- how fast is it ------------------------------------------------------------------------------
@@ -151,22 +182,31 @@ def prepare(x: Inputs, variant: str, mode: str, expected: Tensor | None) -> dict
         torch.cuda.synchronize()
         peak = (torch.cuda.max_memory_allocated() - before) / 2**20
         repeats = max(1, round(SECONDS / seconds(lambda: once(x, work, mode), 2)))
-    except RuntimeError as error:  # other people's kernels: out of memory, no support, no compiler
-        if variant.startswith("triton"):
-            raise
-        return {"skipped": (str(error).strip() or type(error).__name__).splitlines()[0]}
+    except Exception as error:  # out of memory, no support, no compiler, a compiler's own errors
+        return {"skipped": told(error)}
     return {"call": lambda: once(x, work, mode), "repeats": repeats, "peak_mb": peak}
 
 
-def cell(name: str, length: int, mode: str, arguments: argparse.Namespace) -> list[dict[str, Any]]:
+def agreed(x: Inputs) -> Tensor | None:
+    """What all variants shall compute: the triton kernel's output, which was compared; None if it fails."""
+    try:
+        return once(x, VARIANTS["triton"](x), "forward")
+    except Exception:
+        return None  # its own row says why
+
+
+def cell(
+    name: str, length: int, mode: str, arguments: argparse.Namespace, late: Callable[[], bool]
+) -> list[dict[str, Any]]:
     """A row a variant: seconds, ratio to sdpa, TFLOP/s, peak memory above the inputs."""
     batch = max(1, arguments.tokens // length)
     shape = (batch, arguments.heads, length, arguments.head_dim)
     x = make_inputs(name, shape, torch.bfloat16, "cuda")
-    expected = None
-    if length <= CHECKED_LENGTH:
-        expected = once(x, VARIANTS["triton"](x), "forward")
-    ready = {variant: prepare(x, variant, mode, expected) for variant in VARIANTS}
+    expected = agreed(x) if length <= CHECKED_LENGTH else None
+    ready: dict[str, dict[str, Any]] = {}
+    for variant in VARIANTS:
+        out_of_time = {"skipped": "out of time"}
+        ready[variant] = out_of_time if late() else prepare(x, variant, mode, expected)
     running = [variant for variant in VARIANTS if "call" in ready[variant]]
     times: dict[str, list[float]] = {variant: [] for variant in running}
     shuffle = random.Random(0)
@@ -207,7 +247,7 @@ def report(rows: list[dict[str, Any]], title: str) -> str:
 def main() -> int:
     begun = time.monotonic()
     arguments = make_parser().parse_args()
-    for name in arguments.methods:
+    for name in [*arguments.methods, *(arguments.check or [])]:
         if name not in names() or make_method(name, 1, 16).table(1) is None:
             print(f"error: {name!r} is no method with a table of biases", file=sys.stderr)
             return 2
@@ -216,30 +256,39 @@ def main() -> int:
     elif not torch.cuda.is_available():
         print("error: no CUDA device; --dry-run interprets the kernels", file=sys.stderr)
         return 2
-    probe = ("cpu", (1, 2, 40, 16)) if arguments.dry_run else ("cuda", (2, 4, 333, 64))
-    reason = ours.refuses(make_inputs("none", probe[1], torch.float32, probe[0]).problem)
+
+    def late() -> bool:
+        return time.monotonic() - begun > 60 * arguments.minutes
+
+    device = "cpu" if arguments.dry_run else "cuda"
+    reason = ours.refuses(make_inputs("none", (2, 4, 333, 64), torch.float32, device).problem)
     if reason is not None:
         print(f"error: {reason}", file=sys.stderr)
         return 1
-    wrong = mistakes(*probe)
-    if wrong:
-        print("error: wrong results, nothing is timed\n" + "\n".join(wrong), file=sys.stderr)
-        return 1
-    print(f"all methods agree with the float64 oracle ({time.monotonic() - begun:.0f} s)\n")
+    bad = check(arguments, late)
+    print(f"compared after {time.monotonic() - begun:.0f} s\n", flush=True)
     if arguments.dry_run:
-        return 0
-    for name, mode in itertools.product(arguments.methods, arguments.modes):
+        return 1 if bad else 0
+    right = [name for name in arguments.methods if name not in bad]
+    for name, mode in itertools.product(right, arguments.modes):
         rows: list[dict[str, Any]] = []
         for length in sorted(arguments.lengths):
-            if time.monotonic() - begun > 60 * arguments.minutes:
+            if late():
                 print(f"- out of time: {name}, {mode}, length {length} not measured")
                 continue
-            found = cell(name, length, mode, arguments)
+            try:
+                found = cell(name, length, mode, arguments, late)
+            except Exception as error:  # no memory for the inputs, or a broken device
+                failed = {"benchmark": "gpu", "method": name, "length": length, "mode": mode}
+                common.append(arguments.output, [{**failed, "failed": told(error)}])
+                print(f"- {name}, {mode}, length {length}: {told(error)}", flush=True)
+                bad.append(name)
+                continue
             common.append(arguments.output, found)
             rows += found
         if rows:
             print(report(rows, f"{name}, bf16, {mode}"), flush=True)
-    return 0
+    return 1 if bad else 0
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from megatron_patches import positions  # noqa: E402
-from megatron_patches.analysis import figures, rows, style, tables  # noqa: E402
+from megatron_patches.analysis import figures, figures_kernels, rows, style, tables  # noqa: E402
 from megatron_patches.analysis.published import published_ratio, read_published  # noqa: E402
 from megatron_patches.analysis.render import to_markdown  # noqa: E402
 from megatron_patches.standalone.arguments import guarded, whole  # noqa: E402
@@ -196,7 +196,7 @@ def publish(demo: Demo) -> int:
     drawn = style.save(figures.perplexity_figure(found), demo.output / "perplexity")
     if kernels:
         rows.append_kernels(demo.output / "kernels.jsonl", kernels)
-        drawn += style.save(figures.kernel_figure(kernels), demo.output / "kernels")
+        drawn += style.save(figures_kernels.kernel_figure(kernels), demo.output / "kernels")
     print(text, verdict, *(f"wrote {_shown(path)}" for path in drawn), sep="\n")
     return 0 if right else 1
 

@@ -2,7 +2,7 @@
 
 From ROWS perplexity by length and loss by position (with windowed controls where there are any), from
 --kernels the learned kernels and the cumulative effective length of heads, from --training the training
-curves and the position parameters.
+curves and the position parameters. A label looks the same in all of them.
 
 Example: python scripts/figures.py results/runs.jsonl --kernels results/kernels.jsonl --output out
          python scripts/figures.py --training results/training.jsonl --output out
@@ -19,14 +19,17 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from megatron_patches.analysis import command  # noqa: E402
-from megatron_patches.analysis.figures import kernel_figure, perplexity_figure  # noqa: E402
+from megatron_patches.analysis.figures import perplexity_figure  # noqa: E402
+from megatron_patches.analysis.figures_kernels import kernel_figure  # noqa: E402
 from megatron_patches.analysis.figures_position import position_figure  # noqa: E402
 from megatron_patches.analysis.figures_reach import reach_figure  # noqa: E402
 from megatron_patches.analysis.figures_training import (  # noqa: E402
     parameters_figure,
     training_figure,
 )
-from megatron_patches.analysis.kernels import kernel_sets  # noqa: E402
+from megatron_patches.analysis.jsonl import UsageError  # noqa: E402
+from megatron_patches.analysis.kernels import KernelSet, kernel_sets  # noqa: E402
+from megatron_patches.analysis.looks import Looks, numbered  # noqa: E402
 from megatron_patches.analysis.positions import position_lengths  # noqa: E402
 from megatron_patches.analysis.rows import (  # noqa: E402
     KernelRow,
@@ -42,6 +45,7 @@ from megatron_patches.analysis.training_rows import (  # noqa: E402
     read_training,
     training_groups,
 )
+from megatron_patches.analysis.undrawn import training_notes  # noqa: E402
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -56,7 +60,7 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def draw(rows: list[Row], methods: list[str] | None, folder: Path) -> list[Path]:
+def draw(rows: list[Row], methods: list[str] | None, folder: Path, looks: Looks) -> list[Path]:
     """The figures of one data set; losses by position once for each length that has them."""
     sections = cut([Source("rows", rows)])
     paths = []
@@ -69,10 +73,10 @@ def draw(rows: list[Row], methods: list[str] | None, folder: Path) -> list[Path]
         name = file_name(own[0].dataset)
         # One length makes no curve, and losses by position are what such rows are for.
         if len({row.eval_length for row in own}) > 1 or not position_lengths(own):
-            figure = perplexity_figure(own, methods=listed)
+            figure = perplexity_figure(own, methods=listed, looks=looks)
             paths += save(figure, folder / f"perplexity-{name}{suffix}")
         for length in position_lengths(own):
-            figure = position_figure(own, eval_length=length, methods=listed)
+            figure = position_figure(own, eval_length=length, methods=listed, looks=looks)
             paths += save(figure, folder / f"position-{name}-{length}{suffix}")
     return paths
 
@@ -97,23 +101,36 @@ def label(name: str, value: Any) -> str:
     return {"train_length": "train", "step": "step", "last_k": "last"}.get(name, "") + str(value)
 
 
-def draw_kernels(kernels: list[KernelRow], folder: Path) -> list[Path]:
-    """One figure of learned kernels for each data set, training length and seed, one of reach for
-    each data set and training length."""
+def draw_kernels(kernels: list[KernelRow], folder: Path, looks: Looks) -> list[Path]:
+    """One figure of learned kernels for each set (data set, training length, step, size of the model)
+    and seed, one of reach for each set."""
     paths = []
     sets = kernel_sets(kernels)
-    lengths = {length for _, length in sets}
-    for (dataset, length), rows in sets.items():
-        suffix = f"-train{length}" if len(lengths) > 1 else ""
+    for key, rows in sets.items():
+        name, suffix = file_name(key.dataset), kernel_suffix(key, sets)
         for seed in sorted({row.seed for row in rows}):
             figure = kernel_figure(row for row in rows if row.seed == seed)
-            paths += save(figure, folder / f"kernels-{file_name(dataset)}-seed{seed}{suffix}")
+            paths += save(figure, folder / f"kernels-{name}-seed{seed}{suffix}")
         if any(row.bias is not None for row in rows):
-            paths += save(reach_figure(rows), folder / f"reach-{file_name(dataset)}{suffix}")
+            paths += save(reach_figure(rows, looks=looks), folder / f"reach-{name}{suffix}")
     return paths
 
 
-def draw_training(rows: list[TrainingRow], folder: Path) -> list[Path]:
+def kernel_suffix(key: KernelSet, sets: Iterable[KernelSet]) -> str:
+    """What tells the files of several sets apart; nothing where a data set has a single one."""
+    sets = list(sets)
+    parts = (
+        [f"-train{key.train_length or 'unknown'}"]
+        if len({other.train_length for other in sets}) > 1
+        else []
+    )
+    own = [other for other in sets if other[:2] == key[:2]]
+    parts += [f"-step{key.step}"] if len({other.step for other in own}) > 1 else []
+    sizes = {other.size for other in own if other.step == key.step}
+    return "".join([*parts, f"-size{key.size + 1}" if len(sizes) > 1 else ""])
+
+
+def draw_training(rows: list[TrainingRow], folder: Path, looks: Looks) -> list[Path]:
     """Training curves, and parameters where there are any, of each group that may meet."""
     paths = []
     groups = training_groups(rows)
@@ -124,8 +141,11 @@ def draw_training(rows: list[TrainingRow], folder: Path) -> list[Path]:
         suffix = f"-train{first.train_length}" if several else ""
         turn = keys[:place].count(keys[place])
         name = f"{file_name(first.dataset)}{suffix}" + (f"-{turn + 1}" if turn else "")
-        if any(row.status == "ok" for row in group):
-            paths += save(training_figure(group), folder / f"training-{name}")
+        if all(row.status != "ok" for row in group):
+            failed = "; ".join(training_notes(group))
+            print(f"no figure of training on {first.dataset}: {failed}", file=sys.stderr)
+            continue
+        paths += save(training_figure(group, looks=looks), folder / f"training-{name}")
         if any(row.position for row in group if row.status == "ok"):
             paths += save(parameters_figure(group), folder / f"parameters-{name}")
     return paths
@@ -136,11 +156,11 @@ def file_name(text: str) -> str:
 
 
 def chosen(rows: Iterable[Any], wanted: Callable[[Any], bool], what: str) -> list[Any]:
-    """The rows let through; RowError when there were some and none is left."""
+    """The rows let through; UsageError when there were some and none is left."""
     rows = list(rows)
     kept = [row for row in rows if wanted(row)]
     if rows and not kept:
-        raise RowError(f"no {what} match the choice of data set, methods and --where")
+        raise UsageError(f"no {what} match the choice of data set, methods and --where")
     return kept
 
 
@@ -151,23 +171,24 @@ def main() -> int:
         parser.error("name files of rows, or --kernels, or --training")
 
     def work() -> None:
-        by_dataset = {}
-        if arguments.rows:
-            by_dataset = command.by_dataset(read_rows(arguments.rows), arguments)
+        rows, runs = read_rows(arguments.rows), read_training(arguments.training)
+        heads = read_kernels(arguments.kernels)
+        # Of all that was read: what is left out below changes no look.
+        looks = numbered(rows, runs, heads)
 
         def wanted(row: Any) -> bool:
-            there = not by_dataset or row.dataset in by_dataset
-            return there and command.lets_through(row, arguments)
+            return command.lets_through(row, arguments)
 
         paths = []
-        if arguments.kernels:
-            kernels = chosen(read_kernels(arguments.kernels), wanted, "kernels")
-            paths += draw_kernels(kernels, arguments.output)
-        if arguments.training:
-            training = chosen(read_training(arguments.training), wanted, "training rows")
-            paths += draw_training(training, arguments.output)
-        for rows in by_dataset.values():
-            paths += draw(rows, arguments.methods, arguments.output)
+        if heads:
+            kernels = chosen(heads, wanted, "kernels")
+            paths += draw_kernels(kernels, arguments.output, looks)
+        if runs:
+            training = chosen(runs, wanted, "training rows")
+            paths += draw_training(training, arguments.output, looks)
+        by_dataset = command.by_dataset(rows, arguments) if arguments.rows else {}
+        for own in by_dataset.values():
+            paths += draw(own, arguments.methods, arguments.output, looks)
         print("\n".join(str(path) for path in paths))
 
     return command.guarded(work, debug=arguments.debug)

@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from megatron_patches.analysis import command  # noqa: E402
 from megatron_patches.analysis.heatmap import heat_map  # noqa: E402
-from megatron_patches.analysis.jsonl import RowError  # noqa: E402
+from megatron_patches.analysis.jsonl import UsageError  # noqa: E402
 from megatron_patches.analysis.render import FORMATS  # noqa: E402
 from megatron_patches.analysis.retrieval_grid import VALUES, questions  # noqa: E402
 from megatron_patches.analysis.retrieval_rows import RetrievalRow, read_retrieval  # noqa: E402
@@ -40,7 +40,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def chosen(rows: list[RetrievalRow], arguments: argparse.Namespace) -> list[list[RetrievalRow]]:
-    """The rows that fit the options, by question; RowError when none does."""
+    """The rows that fit the options, by question; UsageError when none does."""
     kept = [
         row
         for row in rows
@@ -49,7 +49,7 @@ def chosen(rows: list[RetrievalRow], arguments: argparse.Namespace) -> list[list
         and row.depth in (arguments.depths or [row.depth])
     ]
     if not kept:
-        raise RowError("no rows match --dataset, --tasks and --depths")
+        raise UsageError("no rows match --dataset, --tasks and --depths")
     return questions(kept)
 
 

@@ -20,10 +20,11 @@ sys.path.insert(0, str(ROOT))
 from megatron_patches.analysis import command  # noqa: E402
 from megatron_patches.analysis.aggregate import only  # noqa: E402
 from megatron_patches.analysis.failures import FILE, read_failures  # noqa: E402
+from megatron_patches.analysis.jsonl import UsageError  # noqa: E402
 from megatron_patches.analysis.published import REFERENCE, read_published  # noqa: E402
 from megatron_patches.analysis.report import Extras, Settings, report  # noqa: E402
 from megatron_patches.analysis.retrieval_rows import read_retrieval  # noqa: E402
-from megatron_patches.analysis.rows import Row, RowError, read_kernels, read_rows  # noqa: E402
+from megatron_patches.analysis.rows import Row, read_kernels, read_rows  # noqa: E402
 from megatron_patches.analysis.sections import Found, Source, find_files  # noqa: E402
 from megatron_patches.analysis.training_rows import read_training  # noqa: E402
 
@@ -106,18 +107,12 @@ def main() -> int:
         if not any(vars(named).values()):
             there = find_files(ROOT / "results")
         elif not named.rows:
-            raise RowError("name files of ROWS as well: the page is about them")
+            raise UsageError("name files of ROWS as well: the page is about them")
         files = Found(**{kind: paths or vars(there)[kind] for kind, paths in vars(named).items()})
         sources = chosen_rows(files.rows, arguments)
-        datasets = {row.dataset for source in sources for row in source.rows}
 
         def wanted(rows: Iterable[Any]) -> list[Any]:
-            """Those of data sets that have rows on the page."""
-            return [
-                row
-                for row in rows
-                if row.dataset in datasets and command.lets_through(row, arguments)
-            ]
+            return [row for row in rows if command.lets_through(row, arguments)]
 
         extras = Extras(
             kernels=wanted(read_kernels(files.kernels)),

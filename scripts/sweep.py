@@ -25,6 +25,7 @@ from megatron_patches.studies.schema import shown  # noqa: E402
 EXAMPLES = """examples:
   python scripts/sweep.py configs/sweeps/cpu_mini.yml --dry-run --tokens-per-second 10000
   python scripts/sweep.py configs/sweeps/cpu_mini.yml --only 'alibi-local_code-*'
+  python scripts/sweep.py configs/sweeps/cpu_mini.yml --output results/cpu_mini_again
   python scripts/sweep.py configs/sweeps/table3.yml --slurm table3.sh && sbatch table3.sh
   python scripts/tables.py results/table3/rows.jsonl --table table3 --dataset github
 """
@@ -35,13 +36,20 @@ def make_parser() -> argparse.ArgumentParser:
         description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     made.add_argument("study", type=Path, metavar="STUDY.yml", help="as in configs/sweeps/")
-    made.add_argument("--dry-run", action="store_true", help="print plan and cost, start nothing")
+    what = made.add_mutually_exclusive_group()
+    what.add_argument("--dry-run", action="store_true", help="print plan and cost, start nothing")
     made.add_argument("--list", action="store_true", help="print each run and what is left of it")
-    made.add_argument(
+    what.add_argument(
         "--slurm", type=Path, metavar="FILE", help="write an array script of what is left, no more"
     )
-    made.add_argument(
+    what.add_argument(
         "--record", action="store_true", help="append what training.jsonl lacks, train nothing"
+    )
+    made.add_argument(
+        "--output",
+        type=Path,
+        metavar="DIR",
+        help="results folder, instead of the study's: cells that have a row there are finished",
     )
     made.add_argument(
         "--parallel",
@@ -64,10 +72,12 @@ def make_parser() -> argparse.ArgumentParser:
 
 def work(options: argparse.Namespace) -> int:
     study = studies.load_study(options.study)
+    if options.output is not None:
+        study = study.with_output(options.output)
     plan = studies.make_plan(study, options.only)
     if options.record:
         lines = studies.record(plan, lambda text: print(text, file=sys.stderr))
-        print(f"{lines} lines appended to {shown(study.output_dir / 'training.jsonl')}")
+        print(f"{lines} lines appended to {shown(study.training_file)}")
         return 0
     cost = studies.estimate(plan, options.tokens_per_second)
     places = slots(plan, options.parallel, cost.gigabytes)

@@ -17,8 +17,10 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from megatron_patches.analysis import command  # noqa: E402
+from megatron_patches.analysis.aggregate import only  # noqa: E402
+from megatron_patches.analysis.comparison import comparison_table, same_question  # noqa: E402
 from megatron_patches.analysis.differences import differences_table  # noqa: E402
-from megatron_patches.analysis.early import early_table  # noqa: E402
+from megatron_patches.analysis.early import MAY_DIFFER, SIDE_BY_SIDE, SLIDING, early_table  # noqa: E402
 from megatron_patches.analysis.failures import (  # noqa: E402
     FILE,
     Failure,
@@ -26,15 +28,17 @@ from megatron_patches.analysis.failures import (  # noqa: E402
     open_failures,
     read_failures,
 )
-from megatron_patches.analysis.kernels import reach_table  # noqa: E402
+from megatron_patches.analysis.jsonl import UsageError  # noqa: E402
 from megatron_patches.analysis.layout import Table  # noqa: E402
 from megatron_patches.analysis.published import (  # noqa: E402
     REFERENCE,
     PublishedRow,
     read_published,
 )
+from megatron_patches.analysis.reach_table import reach_table  # noqa: E402
 from megatron_patches.analysis.render import FORMATS  # noqa: E402
-from megatron_patches.analysis.rows import Row, RowError, read_kernels, read_rows  # noqa: E402
+from megatron_patches.analysis.rows import Row, read_kernels, read_rows  # noqa: E402
+from megatron_patches.analysis.sections import alike  # noqa: E402
 from megatron_patches.analysis.tables import (  # noqa: E402
     check_whole_windows,
     extrapolation_table,
@@ -67,7 +71,9 @@ def make_parser() -> argparse.ArgumentParser:
         "over windows and p corrected for the number of tests; early: windows side by side beside "
         "sliding ones of the same models (early-token effect, ALiBi's appendix B); training: losses, "
         "slope at the end and speed of every run, of files of training rows; reach: effective length of "
-        "heads, of files of learned kernels; tableN: the first two, beside that table of the KERPLE paper",
+        "heads, of files of learned kernels; tableN: perplexity, that table of the KERPLE paper, and "
+        "ours beside it with the difference (of perplexities for models of the paper's size and data, "
+        "else relative). Rows of several training lengths, protocols, ... are a table each",
     )
     parser.add_argument("--reference", default=REFERENCE, help=f"compare with it ({REFERENCE})")
     parser.add_argument("--format", choices=tuple(FORMATS), default="markdown")
@@ -94,8 +100,10 @@ def make_parser() -> argparse.ArgumentParser:
 def make_tables(
     rows: list[Row], published: list[PublishedRow], arguments: argparse.Namespace
 ) -> list[Table]:
-    """The tables asked for, of the rows of one data set."""
-    methods = arguments.methods
+    """The tables asked for, of rows that answer one question."""
+    # Of several questions, each need not have every method.
+    there = {row.method for row in rows}
+    methods = arguments.methods and [name for name in arguments.methods if name in there]
     if arguments.table == "relative":
         beside = arguments.published_dataset
         trend = published_rows(published, PUBLISHED["table3"], beside) if beside else ()
@@ -112,20 +120,35 @@ def make_tables(
     # Table 9 holds two models, told apart by their training length; the others hold one.
     length = rows[0].train_length if arguments.table == "table9" else None
     found = published_rows(published, table, dataset, train_length=length)
-    return [
-        ours,
-        published_table(published, table=table, dataset=dataset, train_length=length),
-        relative_table(rows, found, methods=methods),
-    ]
+    paper = published_table(published, table=table, dataset=dataset, train_length=length)
+    tables = [ours, paper, comparison_table(rows, found, methods=methods)]
+    if same_question(rows, found):
+        tables.append(relative_table(rows, found, methods=methods))
+    return tables
+
+
+def questions(rows: list[Row], arguments: argparse.Namespace) -> list[list[Row]]:
+    """Rows of one data set cut into those that may meet in one table; UsageError for a method of none.
+
+    Windows side by side and sliding ones meet in the early-token table, whose protocols differ.
+    """
+    only(rows, arguments.methods)
+    if arguments.table == "early":
+        both = {SIDE_BY_SIDE, SLIDING}
+        groups = alike((row for row in rows if row.protocol in both), MAY_DIFFER)
+        return [g for g in groups if {row.protocol for row in g} == both] or [rows]
+    groups = alike(rows)
+    chosen = [g for g in groups if {row.method for row in g} & set(arguments.methods or ())]
+    return chosen or groups
 
 
 def model_tables(arguments: argparse.Namespace) -> list[Table]:
-    """Tables of training rows or of learned kernels; RowError when the choice leaves none."""
+    """Tables of training rows or of learned kernels; UsageError when the choice leaves none."""
     training = arguments.table == "training"
     read = read_training(arguments.rows) if training else read_kernels(arguments.rows)
     rows: list[Any] = [row for row in read if command.lets_through(row, arguments)]
     if not rows:
-        raise RowError("no rows match the choice of data set, methods and --where")
+        raise UsageError("no rows match the choice of data set, methods and --where")
     if not training:
         return [reach_table(rows)]
     failed = failed_beside(arguments, read)
@@ -158,6 +181,14 @@ def without_hashes(header: Iterable[str]) -> tuple[str, ...]:
     return tuple(line for line in header if not line.startswith(("data ", "commit ", "configs ")))
 
 
+def briefed(tables: list[Table]) -> list[Table]:
+    """Tables without hashes, but for those that only their hashes tell apart."""
+    brief = [replace(table, header=without_hashes(table.header)) for table in tables]
+    heads = [(table.title, table.header) for table in brief]
+    pairs = zip(tables, brief, heads, strict=True)
+    return [short if heads.count(head) == 1 else whole for whole, short, head in pairs]
+
+
 def main() -> int:
     arguments = make_parser().parse_args()
 
@@ -170,11 +201,14 @@ def main() -> int:
             read = read_rows(arguments.rows)
             failed = failed_beside(arguments, read)
             tables = []
-            for rows in command.by_dataset(read, arguments).values():
-                first, *others = make_tables(rows, published, arguments)
-                tables += [with_failures(first, failed, rows[0]), *others]
+            for of_dataset in command.by_dataset(read, arguments).values():
+                for rows in questions(of_dataset, arguments):
+                    first, *others = make_tables(rows, published, arguments)
+                    tables += [with_failures(first, failed, rows[0]), *others]
+            # Several training lengths stand beside the same published table.
+            tables = [t for n, t in enumerate(tables) if t not in tables[:n]]
         if arguments.brief:
-            tables = [replace(table, header=without_hashes(table.header)) for table in tables]
+            tables = briefed(tables)
         texts = [FORMATS[arguments.format](table) for table in tables]
         if arguments.format == "csv":
             # One file, one line of column names.

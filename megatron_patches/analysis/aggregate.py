@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from megatron_patches.analysis.jsonl import dump
+from megatron_patches.analysis.jsonl import UsageError, dump
 from megatron_patches.analysis.rows import (
     WHOLE_WINDOW,
     Row,
@@ -71,14 +71,14 @@ def comparable_rows(rows: Iterable[Row]) -> list[Row]:
 
 
 def only(rows: Iterable[Row], methods: Sequence[str] | None) -> list[Row]:
-    """The rows of ``methods`` (all if None); RowError when one of them has no row."""
+    """The rows of ``methods`` (all if None); UsageError when one of them has no row."""
     rows = list(rows)
     if methods is None:
         return rows
     present = {row.method for row in rows}
     absent = [method for method in methods if method not in present]
     if absent:
-        raise RowError(f"no rows of {', '.join(absent)}; there are {', '.join(sorted(present))}")
+        raise UsageError(f"no rows of {', '.join(absent)}; there are {', '.join(sorted(present))}")
     return [row for method in dict.fromkeys(methods) for row in rows if row.method == method]
 
 
@@ -127,10 +127,10 @@ def provenance(rows: Iterable[Row]) -> list[str]:
     return [
         ", ".join(parts),
         f"{size} parameters, trained on {first.train_length} tokens for {first.step} steps, "
-        f"seeds {_listed(rows, 'seed')}",
+        f"seeds {listed(rows, 'seed')}",
         f"data {shorten(first.data)}, tokenizer {shorten(first.tokenizer)}, engine "
-        f"{_listed(rows, 'engine')}, attention {_listed(rows, 'attention')}, {first.dtype}",
-        f"commit {_listed(rows, 'git_sha')}",
+        f"{listed(rows, 'engine')}, attention {listed(rows, 'attention')}, {first.dtype}",
+        f"commit {listed(rows, 'git_sha')}",
     ]
 
 
@@ -154,5 +154,6 @@ def _by_length(rows: list[Row], name: str) -> str:
     return ordered[0] if len(set(ordered)) == 1 else " / ".join(ordered) or "no"
 
 
-def _listed(rows: list[Row], name: str) -> str:
+def listed(rows: Iterable[Any], name: str) -> str:
+    """The values of one field of rows of any kind, each once, sorted; hashes cut."""
     return " ".join(shorten(str(value)) for value in sorted({getattr(row, name) for row in rows}))

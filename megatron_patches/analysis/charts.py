@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from megatron_patches.analysis.figures import LOWEST_BIAS, reach_of
+from megatron_patches.analysis.figures_kernels import BIAS, Panel
 from megatron_patches.analysis.kernels import THRESHOLD, farthest, reach
 from megatron_patches.analysis.layout import format_number
 from megatron_patches.analysis.markup import Markup, element
@@ -26,6 +26,7 @@ from megatron_patches.analysis.svg import (
     label,
     look,
     number,
+    plain,
     polyline,
     scale,
     segment,
@@ -38,13 +39,18 @@ from megatron_patches.analysis.svg import (
 
 @dataclass(frozen=True)
 class Point:
-    """Mean over seeds at one length in tokens, with the ends of its band."""
+    """Mean over seeds at one length in tokens, with the ends of its band.
+
+    ``stretch`` counts up where lengths between this point and the one before have no result: a line
+    must not bridge them.
+    """
 
     length: int
     value: float
     low: float
     high: float
     tip: str
+    stretch: int = 0
 
 
 @dataclass(frozen=True)
@@ -73,7 +79,7 @@ def perplexity_chart(lines: Sequence[Line], train_length: int) -> Markup:
     x = scale(*ends, box.left + 14, box.right - 14)
     y = scale(math.log(low), math.log(high), box.bottom, box.top)
     marks = [tick_x(box, x(math.log2(n)), str(n), data_length=str(n)) for n in lengths]
-    rows = [tick_y(box, y(math.log(value)), f"{value:g}") for value in ticks(low, high)]
+    rows = [tick_y(box, y(math.log(value)), plain(value)) for value in ticks(low, high)]
     trained = x(math.log2(train_length))
     room = max(box.height, box.top + LEGEND_PITCH * (len(lines) + 1))
     return element(
@@ -83,7 +89,7 @@ def perplexity_chart(lines: Sequence[Line], train_length: int) -> Markup:
         *marks,
         segment(trained, box.top, trained, box.bottom, class_="threshold"),
         label(trained, box.top - 8, f"trained on {train_length}", class_="small"),
-        *(_perplexity_line(line, x, y) for line in lines),
+        *(_perplexity_line(part, x, y) for line in lines for part in _stretches(line)),
         *(_legend(line, place) for place, line in enumerate(_by_last_value(lines))),
         **svg_tags(replace(box, height=room), "Perplexity against evaluation length"),
         class_="perplexity",
@@ -96,6 +102,14 @@ def perplexity_chart(lines: Sequence[Line], train_length: int) -> Markup:
 
 def _by_last_value(lines: Sequence[Line]) -> list[Line]:
     return sorted(lines, key=lambda line: -line.points[-1].value)
+
+
+def _stretches(line: Line) -> list[Line]:
+    """The line in parts, one after each gap."""
+    found: dict[int, list[Point]] = {}
+    for point in line.points:
+        found.setdefault(point.stretch, []).append(point)
+    return [replace(line, points=points) for points in found.values()]
 
 
 def _perplexity_line(line: Line, x: Scale, y: Scale) -> Markup:
@@ -125,6 +139,7 @@ def _perplexity_line(line: Line, x: Scale, y: Scale) -> Markup:
         *dots,
         class_=f"line {line.style}",
         data_method=line.method,
+        data_variant=line.label,
     )
 
 
@@ -136,60 +151,69 @@ def _legend(line: Line, place: int) -> Markup:
         label(start + 36, height + 4, line.label, class_="start"),
         class_=f"key {line.style}",
         data_method=line.method,
+        data_variant=line.label,
     )
 
 
-def kernel_chart(title: str, heads: Sequence[KernelRow], index: int) -> Markup:
-    """Learned bias (or weight) of each head against distance; paler heads reach farther."""
-    box, additive = KERNEL, any(row.bias is not None for row in heads)
-    drawn = [(row, row.bias if additive else row.weight) for row in heads]
-    curves = [(row, values) for row, values in drawn if values is not None]
-    top = max(max(values) for _, values in curves)
-    low, high = (LOWEST_BIAS, max(top, 0.0) + 0.4) if additive else (0.0, max(top, 1.0) * 1.05)
-    last = max(row.distances[-1] for row, _ in curves)
+def kernel_chart(panel: Panel, index: int) -> Markup:
+    """One part of the kernel of each head against distance; paler heads spread attention farther."""
+    box, additive = KERNEL, panel.part == BIAS
+    low, high = panel.limits
+    last = max(row.distances[-1] for row in panel.heads)
     x = scale(0.0, math.log2(1 + max(1, last)), box.left, box.right)
     y = scale(low, high, box.bottom, box.top)
-    order = sorted(curves, key=lambda pair: reach_of(pair[0], additive))
+    marked = additive and low < THRESHOLD
     shapes = []
-    for place, (row, values) in enumerate(order):
-        opacity = 1 - 0.7 * place / max(1, len(order) - 1)
-        shapes.append(_head(row, values, additive, (low, high), x, y, opacity))
+    for place, (row, values) in enumerate(zip(panel.heads, panel.curves, strict=True)):
+        opacity = 1 - 0.7 * place / max(1, len(panel.heads) - 1)
+        line = _within(row.distances, values, (low, high), x, y)
+        dot = (x, y(THRESHOLD)) if marked else None
+        shapes.append(_head(row, line, additive, dot, opacity))
     every = [d for d in (1, 10, 100, 1000, 10_000, 100_000) if d <= last]
     marks = [tick_x(box, x(math.log2(1 + distance)), str(distance)) for distance in every]
     rows = [tick_y(box, y(value), f"{value:g}") for value in even_ticks(low, high)]
     limit = y(THRESHOLD)
     return element(
         "svg",
-        frame(box, "distance (tokens)", "bias" if additive else "weight"),
+        frame(box, "distance (tokens)", panel.name),
         *(*rows, *marks),
-        segment(box.left, limit, box.right, limit, class_="threshold") if additive else Markup(""),
+        segment(box.left, limit, box.right, limit, class_="threshold") if marked else Markup(""),
         element("g", *shapes, class_=f"heads c{index % COLOURS}"),
-        **svg_tags(box, title),
+        **svg_tags(box, panel.title),
     )
+
+
+def _within(
+    distances: Sequence[int],
+    values: Sequence[float],
+    limits: tuple[float, float],
+    x: Scale,
+    y: Scale,
+) -> str:
+    shown = []
+    for distance, value in zip(distances, values, strict=True):
+        shown.append((x(math.log2(1 + distance)), y(min(max(value, limits[0]), limits[1]))))
+        if value < limits[0]:
+            break  # it runs off the plot; along its edge it would look like a plateau
+    return polyline(shown)
 
 
 def _head(
     row: KernelRow,
-    values: Sequence[float],
+    line: str,
     additive: bool,
-    limits: tuple[float, float],
-    x: Scale,
-    y: Scale,
+    dot: tuple[Scale, float] | None,
     opacity: float,
 ) -> Markup:
-    shown = []
-    for distance, value in zip(row.distances, values, strict=True):
-        shown.append((x(math.log2(1 + distance)), y(min(max(value, limits[0]), limits[1]))))
-        if value < limits[0]:
-            break  # it runs off the plot; along its edge it would look like a plateau
     learned = ", ".join(f"{k} {format_number(v)}" for k, v in sorted(row.parameters.items()))
     end = reach(row)
     tip = f"head {row.head}" + (f": {learned}" if learned else "")
     if additive:
-        last = f"not below {THRESHOLD:g} up to {farthest(row)} tokens"
+        last = f"not {-THRESHOLD:g} below its start up to {farthest(row)} tokens"
         tip += f"; effective length {end} tokens" if end is not None else f"; {last}"
-    parts = [element("title", tip), element("polyline", points=polyline(shown))]
-    if end is not None:
+    parts = [element("title", tip), element("polyline", points=line)]
+    if end is not None and dot is not None:
+        x, height = dot
         at = x(math.log2(1 + end))
-        parts.append(element("circle", cx=number(at), cy=number(y(THRESHOLD)), r="3.5"))
+        parts.append(element("circle", cx=number(at), cy=number(height), r="3.5"))
     return element("g", *parts, opacity=f"{opacity:.2f}", tabindex="0", class_="head")

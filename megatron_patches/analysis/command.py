@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from megatron_patches.analysis.jsonl import UsageError
 from megatron_patches.analysis.rows import Row, RowError
 
 _LISTS = {"window_losses", "position_losses", "options"}
@@ -85,7 +86,7 @@ def lets_through(row: Any, arguments: argparse.Namespace) -> bool:
 
 
 def by_dataset(rows: Iterable[Row], arguments: argparse.Namespace) -> dict[str, list[Row]]:
-    """The chosen rows by data set, sorted; RowError when the choice leaves none."""
+    """The chosen rows by data set, sorted; UsageError when the choice leaves none."""
     conditions = list(arguments.where)
     if arguments.dataset is not None:
         conditions.append(("dataset", arguments.dataset))
@@ -95,12 +96,12 @@ def by_dataset(rows: Iterable[Row], arguments: argparse.Namespace) -> dict[str, 
             chosen.setdefault(row.dataset, []).append(row)
     if not chosen:
         shown = ", ".join(f"{name}={value}" for name, value in conditions) or "(no condition)"
-        raise RowError(f"no rows match {shown}")
+        raise UsageError(f"no rows match {shown}")
     return {dataset: chosen[dataset] for dataset in sorted(chosen)}
 
 
 def guarded(work: Callable[[], None], *, debug: bool) -> int:
-    """Exit code of ``work``: 0, or 1 after one line about what went wrong."""
+    """Exit code of ``work``: 0, or after one line about what went wrong 1, 2 where it was the options."""
     try:
         work()
         sys.stdout.flush()
@@ -112,7 +113,7 @@ def guarded(work: Callable[[], None], *, debug: bool) -> int:
         if debug:
             traceback.print_exc()
         print(f"error: {error}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, UsageError) else 1
     return 0
 
 

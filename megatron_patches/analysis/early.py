@@ -10,18 +10,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from megatron_patches.analysis.aggregate import (
+    Group,
+    Series,
+    collect,
     comparable_rows,
     configurations,
     only,
     provenance,
     series_label,
 )
+from megatron_patches.analysis.cells import problem_cell, reasons, seed_line, short_marks
+from megatron_patches.analysis.differences import block_windows
 from megatron_patches.analysis.layout import ABSENT, Cell, Notes, Table, number_cell
 from megatron_patches.analysis.rows import COMPARED_FIELDS, RERUN_TOLERANCE, Row, RowError
-from megatron_patches.analysis.statistics import Summary, summarize
+from megatron_patches.analysis.statistics import (
+    Summary,
+    block_means,
+    clearly_positive,
+    summarize,
+)
 
 SIDE_BY_SIDE, SLIDING = "nonoverlap", "sliding"
 COLUMNS = ("nonoverlap", "sliding", "early-token effect", "gain", "gain, sliding", "vanishes")
@@ -31,26 +41,33 @@ MAY_DIFFER = {"protocol", "data"}
 
 @dataclass(frozen=True)
 class Pair:
-    """Losses (nats per token) of one model over the same targets, under the two protocols."""
+    """Losses (nats per token) of one model over the same targets, under the two protocols.
+
+    ``blocks`` are the losses side by side of consecutive blocks of text, each as long as the longest
+    window of all.
+    """
 
     label: str
     seed: int
     length: int
     side_by_side: float
     sliding: float
+    blocks: tuple[float, ...]
 
 
 def pairs(rows: Iterable[Row]) -> tuple[list[Pair], list[str]]:
     """Every cell that both protocols have scored, and what one of them alone has.
 
     RowError when rows of one protocol may not meet, when the protocols differ in text, model or
-    arithmetic, or when the targets of one are not among those of the other.
+    arithmetic, when one label and seed has two configurations, or when the targets of one protocol
+    are not among those of the other.
     """
     rows = list(rows)
     side, sliding = (
         _by_cell(comparable_rows(_of(rows, protocol))) for protocol in (SIDE_BY_SIDE, SLIDING)
     )
     _check_like(side, sliding)
+    _check_one_model([*side, *sliding])
     longest = max(length for _, _, _, length in side)
     found = []
     for key in sorted(side.keys() & sliding.keys()):
@@ -58,7 +75,9 @@ def pairs(rows: Iterable[Row]) -> tuple[list[Pair], list[str]]:
         if first.loss is None or second.loss is None:
             continue
         label, seed, _, length = key
-        found.append(Pair(label, seed, length, first.loss, _same_targets(first, second, longest)))
+        kept = _same_targets(first, second, longest)
+        blocks, _ = block_means(first.window_losses, block_windows(first, longest))
+        found.append(Pair(label, seed, length, first.loss, kept, tuple(blocks)))
     alone = [f"{k[0]}, seed {k[1]}, {k[3]}" for k in sorted(side.keys() ^ sliding.keys())]
     return found, alone
 
@@ -90,6 +109,18 @@ def _check_like(side: Cells, sliding: Cells) -> None:
     ]
     if mixed:
         raise RowError(f"{SIDE_BY_SIDE} and {SLIDING} rows differ in: {'; '.join(mixed)}")
+
+
+def _check_one_model(cells: Iterable[tuple[str, int, str, int]]) -> None:
+    """A gain is between two lengths of one model; two of a name would be averaged as if seeds."""
+    first: dict[tuple[str, int], str] = {}
+    for label, seed, sha, _ in cells:
+        before = first.setdefault((label, seed), sha)
+        if before != sha:
+            raise RowError(
+                f"{label}, seed {seed}: results of two configurations ({before} and {sha}); choose "
+                "one with config_sha"
+            )
 
 
 def _same_targets(side: Row, sliding: Row, longest: int) -> float:
@@ -128,8 +159,9 @@ def early_table(rows: Iterable[Row], *, methods: Sequence[str] | None = None) ->
 
     A line for each method and length, mean ± std over seeds. ``early-token effect``: loss side by side
     minus sliding; ``gain``: loss at the training length (the shortest scored where that is not) minus
-    loss; ``vanishes``: the share of the mean gain that is not there under sliding windows. RowError:
-    see ``pairs``.
+    loss; ``vanishes``: the share of the mean gain that is not there under sliding windows, where the
+    gain is more than noise. Cells that were refused or failed have a line that says so. RowError: see
+    ``pairs``.
     """
     chosen = only(rows, methods)
     found, alone = pairs(chosen)
@@ -139,15 +171,7 @@ def early_table(rows: Iterable[Row], *, methods: Sequence[str] | None = None) ->
     lengths = {pair.length for pair in found}
     trained = chosen[0].train_length
     start = trained if trained in lengths else min(lengths)
-    notes = Notes()
-    groups: dict[tuple[str, int], list[Pair]] = {}
-    for pair in found:
-        groups.setdefault((pair.label, pair.length), []).append(pair)
-    base = {(p.label, p.seed): p for p in found if p.length == start}
-    lines = [
-        (f"{label}, {length}", _cells(group, base, start, notes))
-        for (label, length), group in sorted(groups.items())
-    ]
+    lines, notes = _lines(found, [collect(side) for side in sides], start, chosen)
     stride = sides[1][0].stride
     return Table(
         title=f"Early-token effect, {chosen[0].dataset}",
@@ -158,6 +182,7 @@ def early_table(rows: Iterable[Row], *, methods: Sequence[str] | None = None) ->
             *(line for side in sides for line in provenance(side)[:1]),
             *provenance(sides[0])[1:],
             configurations(sides[0]),
+            seed_line(len({row.seed for row in chosen})),
             f"both over the targets of {SIDE_BY_SIDE}; the first window of each length has the same "
             "loss under both, so text and weights are the same",
             f"early-token effect: loss side by side minus sliding (stride {stride}), nats per token; "
@@ -169,6 +194,41 @@ def early_table(rows: Iterable[Row], *, methods: Sequence[str] | None = None) ->
             *([f"under one protocol only: {'; '.join(alone)}"] if alone else []),
         ),
     )
+
+
+def _lines(
+    found: Sequence[Pair], series: Sequence[Series], start: int, rows: Sequence[Row]
+) -> tuple[list[tuple[str, tuple[Cell, ...]]], Notes]:
+    notes, expected = Notes(), len({row.seed for row in rows})
+    groups: dict[tuple[str, int], list[Pair]] = {}
+    for pair in found:
+        groups.setdefault((pair.label, pair.length), []).append(pair)
+    unscored = {
+        (label, length)
+        for one in series
+        for label, by_length in one.items()
+        for length, group in by_length.items()
+        if group.problems
+    }
+    base = {(p.label, p.seed): p for p in found if p.length == start}
+    lines = []
+    for label, length in sorted(groups.keys() | unscored):
+        both = [one.get(label, {}).get(length) for one in series]
+        if (label, length) not in groups:
+            lines.append((f"{label}, {length}", _no_cells(both, length, notes)))
+            continue
+        pairs_here = groups[label, length]
+        causes = sorted({item for group in both for item in reasons(group, length)})
+        short = short_marks(len(pairs_here), expected, causes, notes)
+        first, *rest = _cells(pairs_here, base, start, notes)
+        lines.append((f"{label}, {length}", (replace(first, marks=short), *rest)))
+    return lines, notes
+
+
+def _no_cells(both: Sequence[Group | None], length: int, notes: Notes) -> tuple[Cell, ...]:
+    """What either protocol says of a cell that they have not both scored: no number."""
+    told = [problem_cell(group, length, notes) for group in both]
+    return *told, *(Cell(ABSENT),) * (len(COLUMNS) - len(told))
 
 
 def _cells(
@@ -187,7 +247,9 @@ def _cells(
         return side, sliding, effect, Cell(ABSENT, marks=(mark,)), *(Cell(ABSENT),) * 2
     gains = [first.side_by_side - p.side_by_side for first, p in both]
     left = [first.sliding - p.sliding for first, p in both]
-    return side, sliding, effect, _nats(gains), _nats(left), _share(gains, left, notes)
+    marks = short_marks(len(both), len(group), [("not scored", f"the others at {start}")], notes)
+    gain = replace(_nats(gains), marks=marks)
+    return side, sliding, effect, gain, _nats(left), _share(both, gains, left, notes)
 
 
 def _nats(values: Sequence[float]) -> Cell:
@@ -198,13 +260,33 @@ def _nats(values: Sequence[float]) -> Cell:
     )
 
 
-def _share(gains: Sequence[float], left: Sequence[float], notes: Notes) -> Cell:
-    """1 - gain under sliding / gain side by side, of the means over seeds."""
-    gain, kept = summarize(gains), summarize(left)
-    # A share of next to nothing would say nothing, however many digits it had.
-    error = 0.0 if gain.std is None else 2 * gain.std / math.sqrt(gain.count)
-    if gain.mean <= error:
-        mark = notes.mark("no gain side by side (not above twice its standard error over seeds)")
+def _share(
+    both: Sequence[tuple[Pair, Pair]], gains: Sequence[float], left: Sequence[float], notes: Notes
+) -> Cell:
+    """1 - gain under sliding / gain side by side, of the means over seeds.
+
+    A share of next to nothing would say nothing, however many digits it had: the gain has to lie
+    above 0 over the seeds (where there are two or more) and over the blocks of text.
+    """
+    by_block = _gain_by_block(both)
+    if len(by_block) < 2 and len(gains) < 2:
+        mark = notes.mark("no share: with one seed and one block of text the gain has no error")
         return Cell(ABSENT, marks=(mark,))
-    share = 1 - kept.mean / gain.mean
-    return Cell(f"{100 * share:.0f}%", mean=share, seeds=gain.count)
+    samples = [sample for sample in (gains, by_block) if len(sample) > 1]
+    if not all(clearly_positive(sample) for sample in samples):
+        mark = notes.mark(
+            "no gain side by side beyond its noise (95% t-intervals over seeds and over blocks of text)"
+        )
+        return Cell(ABSENT, marks=(mark,))
+    share = 1 - summarize(left).mean / summarize(gains).mean
+    return Cell(f"{100 * share:.0f}%", mean=share, seeds=len(gains))
+
+
+def _gain_by_block(both: Sequence[tuple[Pair, Pair]]) -> list[float]:
+    """Gain side by side in each block of text, mean over seeds; none where the blocks differ."""
+    if len({len(pair.blocks) for pair in (p for two in both for p in two)}) > 1:
+        return []
+    by_seed = [
+        [a - b for a, b in zip(first.blocks, pair.blocks, strict=True)] for first, pair in both
+    ]
+    return [math.fsum(block) / len(block) for block in zip(*by_seed, strict=True)]

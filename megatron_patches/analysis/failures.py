@@ -7,11 +7,15 @@ name it, or a missing seed would look as if nobody had asked for it.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+import shlex
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from itertools import takewhile
+from pathlib import Path
 from typing import Any
 
 from megatron_patches.analysis import fields as check
+from megatron_patches.analysis.aggregate import WINDOW
 from megatron_patches.analysis.jsonl import append_lines, read_objects
 
 FILE = "failed.jsonl"
@@ -21,7 +25,8 @@ FILE = "failed.jsonl"
 class Failure:
     """A step that ended with an exit code other than 0. RowError for a field of a wrong kind.
 
-    ``step`` is as the sweep names it: ``train``, ``eval PROTOCOL SPLIT ...`` or ``retrieval``.
+    ``step`` is as the sweep names it: ``train``, ``kernels``, ``eval PROTOCOL SPLIT ...`` or
+    ``retrieval SPLIT ...``, each with ``window W`` where it reads with one.
     """
 
     study: str
@@ -54,45 +59,86 @@ def append_failures(path: str | os.PathLike[str], failures: Iterable[Failure]) -
 
 
 def read_failures(paths: Iterable[str | os.PathLike[str]]) -> list[Failure]:
-    """The failures of files, in order; RowError names file and line of what is malformed."""
-    return [
-        check.from_object(Failure, where, item)
+    """The failures of files, in order; RowError names file and line of what is malformed.
+
+    Those of kernels whose file is there by now are left out: no row would tell of it.
+    """
+    read = (
+        (Path(path), check.from_object(Failure, where, item))
         for path in paths
         for where, item in read_objects(path)
-    ]
+    )
+    return [item for path, item in read if not _kernels_there(path, item)]
+
+
+def _kernels_there(path: Path, item: Failure) -> bool:
+    return item.step == "kernels" and (path.parent / "kernels" / f"{item.run}.jsonl").is_file()
 
 
 def open_failures(failures: Iterable[Failure], rows: Iterable[Any]) -> list[Failure]:
     """The latest failure of each step without a later success.
 
     ``rows`` are of any kind (evaluated, training, retrieval): one of the same configuration with
-    status "ok" or "refused" answers for a training; for a scoring it has to be of the same protocol,
-    split and window, for retrieval of that kind.
+    status "ok" or "refused" answers for a training, for retrieval one of the same split and window.
+    For a scoring there has to be one of the same protocol, split and window at every length: those
+    that the failed command names, or, where it names none, those that other runs on this data set and
+    training length have. A step that ended halfway leaves rows of its first lengths, and they must not
+    hide that the others are missing.
     """
-    answered: set[tuple[Any, ...]] = set()
+    answered: dict[tuple[Any, ...], set[int]] = {}  # -> lengths, of scorings
+    asked: dict[tuple[Any, ...], set[int]] = {}
     for row in rows:
         if row.status == "failed":
             continue
-        answered.add((row.config_sha, "train"))
+        answered.setdefault((row.config_sha, "train"), set())
         if hasattr(row, "protocol"):
-            window = row.options.get("sliding_window_width")
-            answered.add((row.config_sha, "eval", row.protocol, row.split, window))
+            cell = ("eval", row.protocol, row.split, row.options.get(WINDOW))
+            answered.setdefault((row.config_sha, *cell), set()).add(row.eval_length)
+            asked.setdefault((row.dataset, row.train_length, *cell), set()).add(row.eval_length)
         elif hasattr(row, "task"):
-            answered.add((row.config_sha, "retrieval"))
+            answered[row.config_sha, "retrieval", row.split, row.options.get(WINDOW)] = set()
     latest = {(item.study, item.run, item.step): item for item in failures}
-    return [item for item in latest.values() if not answered & _answers(item, answered)]
+    return [item for item in latest.values() if not _answered(item, answered, asked)]
 
 
-def _answers(item: Failure, answered: set[tuple[Any, ...]]) -> set[tuple[Any, ...]]:
+def _answered(
+    item: Failure,
+    answered: Mapping[tuple[Any, ...], set[int]],
+    asked: Mapping[tuple[Any, ...], set[int]],
+) -> bool:
+    """Whether rows show that the step succeeded after all."""
+    for key in _answers(item, answered):
+        if key not in answered:
+            continue
+        of_others = asked.get((item.dataset, item.train_length, *key[1:]), set())
+        if key[1] != "eval" or answered[key] >= (_lengths(item.command) or of_others):
+            return True
+    return False
+
+
+def _lengths(command: str) -> set[int]:
+    """The lengths that the command of a step names; none where it says nothing of them."""
+    try:
+        words = shlex.split(command)
+    except ValueError:
+        return set()
+    after = words[words.index("--lengths") + 1 :] if "--lengths" in words else []
+    return {int(word) for word in takewhile(str.isdecimal, after)}
+
+
+def _answers(item: Failure, answered: Iterable[tuple[Any, ...]]) -> set[tuple[Any, ...]]:
     """What would show that the step succeeded after all."""
     words = item.step.split()
-    if words[0] != "eval":
+    if words == ["retrieval"]:
+        words.append("valid")  # of before there were others
+    own = {"eval": 3, "retrieval": 2}.get(words[0])
+    if own is None:
         return {(item.config_sha, words[0])}
-    start = (item.config_sha, *words[:3])
-    if len(words) > 3:  # eval PROTOCOL SPLIT window W
-        return {(*start, int(words[4]))}
+    start = (item.config_sha, *words[:own])
+    if words[own:]:  # window W
+        return {(*start, int(words[-1]))}
     # A model that was trained with a window carries it in all of its rows.
-    windows = {key[4] for key in answered if key[:4] == start}
+    windows = {key[-1] for key in answered if key[:-1] == start}
     return {(*start, None)} if None in windows else {(*start, window) for window in windows}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import numbers
+import sys
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -21,17 +22,29 @@ def text(name: str, value: Any) -> str:
 
 
 def integer(name: str, value: Any, least: int) -> int:
-    """An integer (numpy's too, bool not) of at least ``least``, as a plain int."""
+    """An integer (numpy's too, bool not) of at least ``least`` and 63 bits, as a plain int."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
         raise RowError(f"{name}: expected an integer >= {least}, got {value!r}")
-    return int(value)
+    # Whatever is divided or drawn later becomes a float, which larger ones may not fit.
+    whole = int(value)
+    if whole > sys.maxsize:
+        raise RowError(f"{name}: expected an integer of 63 bits, got one of {whole.bit_length()}")
+    return whole
+
+
+def _bits(value: Any) -> int:
+    return int(value).bit_length()
 
 
 def number(name: str, value: Any, least: float = -math.inf) -> float:
     """A finite real number (numpy's too, bool not) of at least ``least``, as a plain float."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise RowError(f"{name}: expected a number, got {value!r}")
-    result = float(value)
+    try:
+        result = float(value)
+    except OverflowError:
+        # An integer of JSON may have any number of digits.
+        raise RowError(f"{name}: does not fit a float: an integer of {_bits(value)} bits") from None
     if not math.isfinite(result) or result < least:
         bound = "" if least == -math.inf else f" >= {least:g}"
         raise RowError(f"{name}: expected a finite number{bound}, got {value!r}")

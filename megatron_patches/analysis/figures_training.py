@@ -7,9 +7,18 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from megatron_patches.analysis.aggregate import series_label
-from megatron_patches.analysis.figures import footer
+from megatron_patches.analysis.figures import CLOSE_UP_RATIO
+from megatron_patches.analysis.looks import Looks, numbered
 from megatron_patches.analysis.rows import RowError
-from megatron_patches.analysis.style import GREY, STYLE, label_ends, line_style, panels
+from megatron_patches.analysis.style import (
+    GREY,
+    STYLE,
+    footer,
+    grid,
+    label_ends,
+    line_style,
+    panels,
+)
 from megatron_patches.analysis.training_curves import (
     Curve,
     loss_curves,
@@ -18,21 +27,32 @@ from megatron_patches.analysis.training_curves import (
     validation_curves,
 )
 from megatron_patches.analysis.training_rows import TrainingRow, comparable_training
+from megatron_patches.analysis.undrawn import training_notes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-END_OF_TRAINING = 0.3  # the share of the tokens that the second panel shows
+END_OF_TRAINING = 0.3  # the share of the tokens that the panel of the end shows
 MARKS = 8  # markers on a line
+NEAR = ", near the best"
+BAND = (
+    "line: mean over seeds; band: from the lowest to the highest seed (not in the panel of the end)"
+)
 
 
-def training_figure(rows: Iterable[TrainingRow], *, methods: Sequence[str] | None = None) -> Figure:
+def training_figure(
+    rows: Iterable[TrainingRow],
+    *,
+    methods: Sequence[str] | None = None,
+    looks: Looks | None = None,
+) -> Figure:
     """Training loss (nats per token) as logged against tokens read, its end, and validation loss.
 
     The mean over seeds; bands from the lowest to the highest seed (not in the panel of the end, where
-    they would cover the lines). Nothing is smoothed. RowError when the runs may not meet, or none of
-    them was completed.
+    they would cover the lines). Nothing is smoothed. Where a run ends far above the best, a further
+    panel shows those near it, and so do the panels of the end and of validation. Runs that were not
+    completed are named at the foot. RowError when the runs may not meet, or none was completed.
     """
     import matplotlib
 
@@ -40,35 +60,70 @@ def training_figure(rows: Iterable[TrainingRow], *, methods: Sequence[str] | Non
     curves, held_out = loss_curves(rows), validation_curves(rows)
     if not curves:
         raise RowError("no training curve to draw: no run was completed")
-    numbers = {curve.label: index for index, curve in enumerate(curves)}
+    looks = looks or numbered(rows)
+    near, near_held_out = near_best(curves), near_best(held_out)
+    close_up = len(near) < len(curves)
     with matplotlib.rc_context(STYLE):
-        figure, axes = panels(3 if held_out else 2, list(numbers))
-        for panel, shown in zip(axes, (curves, curves, held_out), strict=False):
-            for curve in shown:
-                _draw_loss(panel, curve, numbers[curve.label], panel is not axes[1])
-            panel.set_xlabel("tokens read (millions)")
-            panel.set_ylabel("loss (nats per token)")
-            panel.xaxis.set_major_formatter(lambda value, _: f"{value / 1e6:g}")
-        _limit_to_end(axes[1], curves)
-        axes[0].set_title(f"Training loss as logged, {rows[0].dataset}", pad=16)
-        axes[1].set_title(f"The same, its last {100 * END_OF_TRAINING:g}%", pad=16)
+        figure, every = panels(2 + close_up + bool(held_out), [curve.label for curve in curves])
+        places = iter(every)
+        title = f"Training loss as logged, {rows[0].dataset}"
+        _draw(next(places), curves, curves, looks, title)
+        if close_up:
+            axes = next(places)
+            _draw(axes, curves, near, looks, f"The same{NEAR}")
+            axes.set_ylim(*_room([v for curve in near for v in curve.mean]))
+            _label(axes, near, looks)
+        axes, suffix = next(places), NEAR if close_up else ""
+        title = f"The same, its last {100 * END_OF_TRAINING:g}%{suffix}"
+        _draw(axes, curves, near, looks, title, band=False)
+        _limit_to_end(axes, near)
+        _label(axes, near, looks)
         if held_out:
-            axes[2].set_title("Validation loss", pad=16)
-        for panel, shown in zip(axes, (curves, curves, held_out), strict=False):
-            label_ends(
-                panel,
-                [
-                    (c.label, c.tokens[-1], c.mean[-1], line_style(numbers[c.label])["color"])
-                    for c in shown
-                ],
-            )
-        footer(figure, training_header(rows))
+            axes, suffix = next(places), NEAR if len(near_held_out) < len(held_out) else ""
+            _draw(axes, held_out, near_held_out, looks, f"Validation loss{suffix}")
+            if suffix:
+                axes.set_ylim(*_room([v for curve in near_held_out for v in curve.mean]))
+            _label(axes, near_held_out, looks)
+        _label(every[0], curves, looks)
+        bands = [BAND] if any(curve.seeds > 1 for curve in curves) else ["one seed: no band"]
+        footer(figure, [*training_header(rows), *bands, *training_notes(rows)])
     return figure
+
+
+def near_best(curves: Sequence[Curve]) -> list[Curve]:
+    """The curves that end within log(CLOSE_UP_RATIO) nats of the lowest end."""
+    best = min((curve.mean[-1] for curve in curves), default=0.0)
+    return [curve for curve in curves if curve.mean[-1] <= best + math.log(CLOSE_UP_RATIO)]
 
 
 def _only(rows: Iterable[TrainingRow], methods: Sequence[str] | None) -> list[TrainingRow]:
     rows = list(rows)
     return [row for row in rows if methods is None or row.method in methods]
+
+
+def _draw(
+    axes: Axes,
+    curves: Sequence[Curve],
+    banded: Sequence[Curve],
+    looks: Looks,
+    title: str,
+    *,
+    band: bool = True,
+) -> None:
+    # Bands of lines that leave the panel would only cover those that stay.
+    for curve in curves:
+        _draw_loss(axes, curve, looks[curve.label], band and curve in banded)
+    axes.set_xlabel("tokens read (millions)")
+    axes.set_ylabel("loss (nats per token)")
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value / 1e6:g}")
+    axes.set_title(title, pad=16)
+
+
+def _label(axes: Axes, curves: Sequence[Curve], looks: Looks) -> None:
+    ends = [
+        (c.label, c.tokens[-1], c.mean[-1], line_style(looks[c.label])["color"]) for c in curves
+    ]
+    label_ends(axes, ends)
 
 
 def _draw_loss(axes: Axes, curve: Curve, index: int, band: bool) -> None:
@@ -82,11 +137,12 @@ def _draw_loss(axes: Axes, curve: Curve, index: int, band: bool) -> None:
         curve.tokens,
         curve.mean,
         **{**style, "linewidth": 1.0, "markersize": 4},
-        markevery=(index * every // 16, every),
+        markevery=(index * every // 16 % every, every),
     )
 
 
-def _limit_to_end(axes: Axes, curves: list[Curve]) -> None:
+def _limit_to_end(axes: Axes, curves: Sequence[Curve]) -> None:
+    """The last tokens, and the range of ``curves`` there."""
     last = max(curve.tokens[-1] for curve in curves)
     start = (1 - END_OF_TRAINING) * last
     axes.set_xlim(start, last + 0.02 * (last - start))
@@ -96,8 +152,12 @@ def _limit_to_end(axes: Axes, curves: list[Curve]) -> None:
         for tokens, value in zip(curve.tokens, curve.mean, strict=True)
         if tokens >= start
     ]
-    room = 0.04 * (max(shown) - min(shown)) or 0.1
-    axes.set_ylim(min(shown) - room, max(shown) + room)
+    axes.set_ylim(*_room(shown))
+
+
+def _room(values: Sequence[float]) -> tuple[float, float]:
+    room = 0.04 * (max(values) - min(values)) or 0.1
+    return min(values) - room, max(values) + room
 
 
 def parameters_figure(
@@ -109,7 +169,6 @@ def parameters_figure(
     reaches from the lowest to the highest head of all seeds. RowError when there is nothing to draw.
     """
     import matplotlib
-    from matplotlib.figure import Figure
 
     rows = comparable_training(_only(rows, methods))
     found = parameter_curves(rows)
@@ -121,28 +180,25 @@ def parameters_figure(
         raise RowError(
             "no position parameters to draw: these methods learn none, or none was logged"
         )
-    columns = min(4, len(panels_))
-    lines = math.ceil(len(panels_) / columns)
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(0.4 + 2.7 * columns, 0.7 + 2.1 * lines), layout="constrained")
-        grid = list(figure.subplots(lines, columns, squeeze=False).flat)
-        for axes, (label, name, curve) in zip(grid, panels_, strict=False):
+        figure, every = grid(len(panels_), 4, (2.7, 2.1))
+        for axes, (label, name, curve) in zip(every, panels_, strict=True):
             axes.fill_between(curve.tokens, curve.low, curve.high, color="#bbbbbb", linewidth=0)
             for single in _singles(rows, label, name):
                 axes.plot(single.tokens, single.mean, color=GREY, linewidth=0.6)
             axes.plot(curve.tokens, curve.mean, color="#0072b2", linewidth=1.6)
             axes.set_title(f"{label}: {name}", fontsize=8)
+            axes.set_xlabel("tokens read (millions)", fontsize=8)
             axes.xaxis.set_major_formatter(lambda value, _: f"{value / 1e6:g}")
-        for axes in grid[len(panels_) :]:
-            axes.set_axis_off()
-        count = len({row.seed for row in rows})
-        seeds = f"{count} seed" + ("s" if count > 1 else "")
-        figure.supxlabel(
-            f"tokens read (millions); {rows[0].dataset}, trained on {rows[0].train_length} tokens, "
-            f"{seeds}: mean over heads (and buckets), band from the lowest to the highest",
-            fontsize=7,
-            color=GREY,
-        )
+        seeds = len({row.seed for row in rows if row.status == "ok"})
+        lines = [
+            f"{rows[0].dataset}, trained on {rows[0].train_length} tokens, {seeds} "
+            f"seed{'s' if seeds > 1 else ''}",
+            "thick: mean over heads (and buckets) and seeds; thin: mean over heads of each seed; band: "
+            "from the lowest to the highest head of all seeds",
+        ]
+        learned = [row for row in rows if row.position or row.status != "ok"]
+        footer(figure, lines + training_notes(learned))
     return figure
 
 

@@ -22,6 +22,10 @@ class RowError(ValueError):
     """A result that cannot be trusted: malformed, inconsistent, or not comparable."""
 
 
+class UsageError(RowError):
+    """A choice of rows that cannot be right: options that leave none, or name what is not there."""
+
+
 def dump(value: Any) -> str:
     """One line of strict JSON (no NaN, no infinity, no newline); TypeError or ValueError else."""
     return json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(", ", ": "))

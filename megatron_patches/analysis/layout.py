@@ -72,11 +72,11 @@ class Notes:
         return tuple(f"[{number}] {text}" for number, text in enumerate(self.texts, 1))
 
 
-def number_cell(summary: Summary) -> Cell:
-    """A cell that prints mean and spread with the same decimals."""
-    places = decimals(summary.mean)
+def number_cell(summary: Summary, places: int | None = None) -> Cell:
+    """A cell that prints mean and spread with the same decimals; None: those of three digits."""
+    places = decimals(summary.mean) if places is None else places
     spread = "" if summary.std is None else format_number(summary.std, places)
-    text = format_number(summary.mean)
+    text = format_number(summary.mean, places)
     return Cell(text, spread, mean=summary.mean, std=summary.std, seeds=summary.count)
 
 

@@ -45,8 +45,8 @@ THINNED = (
 class Trace:
     """One curve: ``ys`` at ascending ``xs``, with a band from ``lows`` to ``highs`` where it has one.
 
-    ``index`` fixes colour and dashes on the whole page; ``control`` draws it grey and thin; ``steps``
-    as a staircase. ``tip`` is what is told of the whole curve.
+    ``index`` fixes colour and dashes on the whole page; ``control`` draws it pale, thin and dotted;
+    ``steps`` as a staircase. ``tip`` is what is told of the whole curve.
     """
 
     label: str
@@ -167,6 +167,7 @@ def _trace(trace: Trace, at: Sequence[float], y: Scale) -> Markup:
         tabindex="0",
         data_label=trace.label,
         data_method=trace.method,
+        data_variant=trace.label,
         data_x=_numbers(trace.xs),
         data_y=_numbers(trace.ys),
         data_px=" ".join(number(value) for value in at),
@@ -203,6 +204,7 @@ def _key(trace: Trace, place: int, box: Box) -> Markup:
         label(start + 36, height + 4, trace.label, class_="start"),
         class_=f"key {look(trace.index)}" + (" control" if trace.control else ""),
         data_method=trace.method,
+        data_variant=trace.label,
     )
 
 

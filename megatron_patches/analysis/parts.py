@@ -16,7 +16,8 @@ FOLDED = 30  # a table of more lines is folded away
 class Part:
     """One section of the page: its heading, what the filters compare, and its content.
 
-    ``detail`` tells parts of the same title apart.
+    ``protocol`` may be several with spaces between: all of them are needed. ``detail`` tells parts of
+    the same title apart.
     """
 
     title: str

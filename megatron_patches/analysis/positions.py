@@ -20,7 +20,8 @@ from megatron_patches.analysis.aggregate import (
 )
 from megatron_patches.analysis.rows import Row, RowError
 
-POSITION_BINS = 48
+# As many bins as the built-in engine writes (standalone/scoring.py): its rows are drawn as they are.
+MOST_BINS = 64
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,17 @@ class PositionLine:
     surplus: list[float] | None
 
 
+def binning(rows: Iterable[Row]) -> str:
+    """What a point of the lines of these rows, of one evaluation length, is a mean over."""
+    found = {len(row.position_losses): row.eval_length for row in rows if row.position_losses}
+    parts = []
+    for count, length in sorted(found.items()):
+        text = f"{count} bins of {length / count:g} positions"
+        wide = f", averaged in {MOST_BINS} bins of equal ratio" if count > MOST_BINS else ""
+        parts.append(text + wide)
+    return f"a point: the mean over one of {' or '.join(parts)}"
+
+
 def position_lengths(rows: Iterable[Row]) -> list[int]:
     """Evaluation lengths (tokens) that have losses by position."""
     return sorted({row.eval_length for row in rows if row.position_losses})
@@ -52,8 +64,8 @@ def position_lines(
 ) -> list[PositionLine]:
     """The lines of one evaluation length (the longest with data if None), by label.
 
-    More than POSITION_BINS bins are averaged in bins of equal ratio, because single positions are
-    noisy. RowError when no row has losses by position or the rows may not meet.
+    More than MOST_BINS bins are averaged in bins of equal ratio, because single positions are
+    noisy; ``binning`` says it. RowError when no row has losses by position or the rows may not meet.
     """
     kept = comparable_rows(only(rows, methods))
     lengths = position_lengths(kept)
@@ -106,8 +118,8 @@ def _binned(length: int, lists: Sequence[Sequence[float]]) -> tuple[list[float],
     count, width = len(lists[0]), length / len(lists[0])
     mean = [math.fsum(values[i] for values in lists) / len(lists) for i in range(count)]
     edges = [0]
-    for step in range(1, min(POSITION_BINS, count) + 1):
-        edge = round(count ** (step / POSITION_BINS)) if count > POSITION_BINS else step
+    for step in range(1, min(MOST_BINS, count) + 1):
+        edge = round(count ** (step / MOST_BINS)) if count > MOST_BINS else step
         edges.append(max(edges[-1] + 1, edge) if edge < count else count)
     edges = sorted({edge for edge in edges if edge <= count})
     pairs = list(zip(edges, edges[1:], strict=False))

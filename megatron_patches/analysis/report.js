@@ -2,21 +2,28 @@
 // moves the points of a chart to the range of what is left. Without JavaScript all of it shows.
 "use strict";
 
-const KINDS = ["method", "dataset", "trained", "length", "protocol"];
+const KINDS = ["method", "variant", "dataset", "trained", "length", "protocol"];
 const form = document.querySelector("form");
 const boxes = [...form.querySelectorAll("input[type=checkbox]")];
 const tip = document.getElementById("tip");
 const shown = (node) => !node.closest("[hidden]");
+const values = (node, kind) =>
+  kind === "protocol" ? node.dataset[kind].split(" ") : [node.dataset[kind]];
 const number = (node, name) => Number(node.dataset[name]);
 
 // An element is hidden when one of its values is a box of the form and that box is not checked.
+// What was made of several protocols names all of them, with spaces between.
 function filter() {
   const off = Object.fromEntries(KINDS.map((kind) => [kind, new Set()]));
   for (const box of boxes) if (!box.checked) off[box.name].add(box.value);
   for (const node of document.querySelectorAll(KINDS.map((kind) => `[data-${kind}]`).join())) {
-    const hide = KINDS.some((kind) => kind in node.dataset && off[kind].has(node.dataset[kind]));
+    const hide = KINDS.some((kind) => kind in node.dataset && values(node, kind).some(
+      (value) => off[kind].has(value)));
     node.toggleAttribute("hidden", hide);
   }
+  // A data set without a link left to it needs no name.
+  for (const item of document.querySelectorAll("nav > ul > li"))
+    if (![...item.querySelectorAll("li")].some(shown)) item.hidden = true;
   redrawAll(document);
 }
 
@@ -57,7 +64,7 @@ function drawTicks(svg, values, height) {
   const marks = values.flatMap((value) => [
     shape("line", { x1: left, x2: svg.dataset.right, y1: height(value), y2: height(value),
       class: "grid" }),
-    shape("text", { x: left - 6, y: height(value) + 4, class: "end" }, String(value)),
+    shape("text", { x: left - 6, y: height(value) + 4, class: "end" }, plain(value)),
   ]);
   svg.querySelector(".ticks").replaceChildren(...marks);
 }
@@ -115,6 +122,12 @@ function ticks(low, high) {
   for (let power = first; power < last; power += every)
     for (const factor of every === 1 ? [1, 3] : [1]) found.push(factor * 10 ** power);
   return found.filter((value) => low <= value && value <= high);
+}
+
+// The twin of plain() in svg.py.
+function plain(value) {
+  if (Math.abs(value) < 1e5) return String(value);
+  return Number(value.toPrecision(4)).toExponential().replace("+", "");
 }
 
 function evenTicks(low, high) {

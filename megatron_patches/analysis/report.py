@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 
 from megatron_patches.analysis.aggregate import Labelled, series_label
 from megatron_patches.analysis.failures import Failure, open_failures
+from megatron_patches.analysis.looks import numbered
 from megatron_patches.analysis.markup import Markup, element, verbatim
 from megatron_patches.analysis.parts import Part, distinct, failure_parts
-from megatron_patches.analysis.report_models import kernel_parts, training_parts
+from megatron_patches.analysis.report_kernels import kernel_parts
+from megatron_patches.analysis.report_models import training_parts
 from megatron_patches.analysis.report_position import early_parts
 from megatron_patches.analysis.report_rows import Settings, rows_part
 from megatron_patches.analysis.retrieval_markup import retrieval_markup
@@ -53,12 +55,7 @@ def report(
     everything: list[Labelled] = [*rows, *extras.training, *extras.kernels, *extras.retrieval]
     if not everything:
         raise RowError("no rows: nothing to report")
-    # Labels with a window come last: one more of them changes the look of no other line.
-    labels = {
-        (window, series_label(row, window=window)) for row in everything for window in (False, True)
-    }
-    ordered = dict.fromkeys(label for _, label in sorted(labels))
-    style = {label: index for index, label in enumerate(ordered)}
+    style = numbered(everything)
     parts = [rows_part(section, style, settings) for section in cut(sources)]
     parts += early_parts(rows)
     parts += training_parts(extras.training, style)
@@ -100,7 +97,7 @@ def _navigation(parts: Sequence[Part]) -> Markup:
     for name, part in _numbered(parts):
         # The heading starts with the data set, which the list says already.
         title = part.title.removeprefix(f"{part.dataset}, ")
-        link = element("li", element("a", title, href=f"#{name}"))
+        link = element("li", element("a", title, href=f"#{name}"), **_tags(part))
         by_dataset.setdefault(part.dataset, []).append(link)
     lists = [
         element("li", dataset, element("ul", *links), data_dataset=dataset)
@@ -117,23 +114,29 @@ def _section(name: str, part: Part, count: int) -> Markup:
         open=count <= UNFOLDED,
         class_="part",
     )
-    return element(
-        "section",
-        folded,
-        id=name,
-        data_dataset=part.dataset,
-        data_protocol=part.protocol,
-        data_trained=None if part.train_length is None else str(part.train_length),
-    )
+    return element("section", folded, id=name, **_tags(part))
+
+
+def _tags(part: Part) -> Mapping[str, str | None]:
+    """What the filters compare: the section and the link to it come and go together."""
+    trained = None if part.train_length is None else str(part.train_length)
+    return {
+        "data_dataset": part.dataset,
+        "data_protocol": part.protocol,
+        "data_trained": trained,
+    }
 
 
 def _retrieval_parts(rows: Sequence[RetrievalRow]) -> list[Part]:
-    by_dataset: dict[str, list[RetrievalRow]] = {}
+    groups: dict[tuple[str, int], list[RetrievalRow]] = {}
     for row in rows:
-        by_dataset.setdefault(row.dataset, []).append(row)
+        groups.setdefault((row.dataset, row.train_length), []).append(row)
     return [
-        Part(f"{dataset}, retrieval", dataset, [retrieval_markup(own)])
-        for dataset, own in sorted(by_dataset.items())
+        Part(
+            f"{dataset}, retrieval, trained on {length} tokens",
+            *(dataset, [retrieval_markup(own)], None, length),
+        )
+        for (dataset, length), own in sorted(groups.items())
     ]
 
 
@@ -177,12 +180,21 @@ def _numbers(rows: Sequence[Labelled], name: str) -> list[str]:
     return [str(value) for value in sorted(found - {0})]
 
 
+def _variants(rows: Sequence[Labelled]) -> list[str]:
+    """The labels of the methods that have more than one."""
+    labels: dict[str, set[str]] = {}
+    for row in rows:
+        labels.setdefault(row.method, set()).add(series_label(row))
+    return sorted(label for found in labels.values() if len(found) > 1 for label in found)
+
+
 def _filters(rows: Sequence[Row], everything: Sequence[Labelled]) -> Markup:
     """A box for each value; hidden until the script, without which it would do nothing, runs."""
     trained = _numbers(everything, "train_length")
     lengths = _numbers(everything, "eval_length")
     choices = {
         "method": sorted({row.method for row in everything}),
+        "variant": _variants(everything),
         "dataset": sorted({str(getattr(row, "dataset", "")) for row in everything}),
         "trained": trained,
         "length": lengths,
@@ -191,6 +203,8 @@ def _filters(rows: Sequence[Row], everything: Sequence[Labelled]) -> Markup:
     names = {"trained": "trained on"}
     sets = []
     for name, values in choices.items():
+        if name == "variant" and not values:
+            continue
         boxes = [
             element(
                 "label",

@@ -7,10 +7,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from megatron_patches.analysis.aggregate import series_label
 from megatron_patches.analysis.early import MAY_DIFFER, SIDE_BY_SIDE, SLIDING, early_table
 from megatron_patches.analysis.line_charts import Axes, Trace, line_chart
-from megatron_patches.analysis.markup import Markup, Tags, element, table_html
+from megatron_patches.analysis.markup import Markup, Tags, element, paragraphs, table_html
 from megatron_patches.analysis.parts import Part, refused
-from megatron_patches.analysis.positions import PositionLine, position_lengths, position_lines
+from megatron_patches.analysis.positions import (
+    PositionLine,
+    binning,
+    position_lengths,
+    position_lines,
+)
 from megatron_patches.analysis.rows import COMPARED_FIELDS, Row, RowError
+from megatron_patches.analysis.undrawn import position_notes
+
+CONTROLS = "pale and thin: the same weights, each token attending to the width of the window only"
 
 
 def position_figures(rows: list[Row], style: Mapping[str, int]) -> list[Markup]:
@@ -33,7 +41,8 @@ def position_figures(rows: list[Row], style: Mapping[str, int]) -> list[Markup]:
         surplus = [line for line in lines if line.surplus is not None]
         if surplus:
             name = (
-                f"Loss with a window minus loss without, {length} tokens: above 0, the text helps"
+                f"Loss with an attention window minus loss without, {length} tokens: above 0, the text "
+                "beyond the window helps"
             )
             traces = [_trace(line, line.surplus or [], style, None) for line in surplus]
             difference = Axes(
@@ -41,7 +50,10 @@ def position_figures(rows: list[Row], style: Mapping[str, int]) -> list[Markup]:
             )
             charts += [element("p", name), line_chart(traces, difference)]
         caption = element("figcaption", f"{axes.title}, {rows[0].dataset}")
-        figures.append(element("figure", caption, *charts, data_length=str(length)))
+        notes = [f"mean over seeds; {binning(row for row in rows if row.eval_length == length)}"]
+        notes += [CONTROLS] if any(line.window for line in lines) else []
+        told = paragraphs([*notes, *position_notes(rows, length)])
+        figures.append(element("figure", caption, *charts, told, data_length=str(length)))
     return figures
 
 
@@ -95,18 +107,19 @@ def _early_part(texts: Sequence[list[Row]], sliding: list[Row]) -> Part:
         except RowError as error:
             reasons.append(refused(error))
             continue
-        methods = {series_label(row): row.method for row in sliding}
+        methods = {series_label(row): row.method for row in [*side, *sliding]}
         shown.append(table_html(table, row_tags=_tags(methods), column_tags=lambda column: {}))
     title = (
         f"{first.dataset}, early-token effect, stride {first.stride}, split {first.split}, trained on "
         f"{first.train_length} tokens for {first.step} steps"
     )
-    return Part(title, first.dataset, shown or reasons, None, first.train_length)
+    protocols = f"{SIDE_BY_SIDE} {SLIDING}"
+    return Part(title, first.dataset, shown or reasons, protocols, first.train_length)
 
 
 def _tags(methods: Mapping[str, str]) -> Callable[[str], Tags]:
     def tags(label: str) -> Tags:
         name, _, length = label.rpartition(", ")
-        return {"data_method": methods[name], "data_length": length}
+        return {"data_method": methods[name], "data_variant": name, "data_length": length}
 
     return tags

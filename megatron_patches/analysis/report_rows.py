@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from megatron_patches.analysis.aggregate import (
+    Group,
     collect,
     configurations,
     provenance,
@@ -15,6 +16,7 @@ from megatron_patches.analysis.aggregate import (
 )
 from megatron_patches.analysis.charts import Line, Point, perplexity_chart
 from megatron_patches.analysis.differences import differences_table
+from megatron_patches.analysis.figures import spread_over
 from megatron_patches.analysis.layout import Table, format_number
 from megatron_patches.analysis.markup import Markup, Tags, element, paragraphs, table_html
 from megatron_patches.analysis.parts import Part, folded
@@ -24,6 +26,7 @@ from megatron_patches.analysis.rows import WHOLE_WINDOW, Row
 from megatron_patches.analysis.sections import Section
 from megatron_patches.analysis.statistics import summarize
 from megatron_patches.analysis.tables import extrapolation_table, published_table, relative_table
+from megatron_patches.analysis.undrawn import perplexity_notes
 
 PAPER, MAIN_TABLE = "KERPLE", "Table 3"
 RUN_FIELDS = (
@@ -113,37 +116,49 @@ def _tagged(
         # "alibi", "alibi, ours", "alibi, KERPLE Table 3" or "alibi, 512"
         start, comma, end = label.rpartition(", ")
         if label in methods or not comma:
-            return {"data_method": methods.get(label, label)}
+            return {"data_method": methods.get(label, label), "data_variant": label}
         length = {"data_length": end} if end.isdigit() else {}
-        return {"data_method": methods.get(start, start), **length}
+        return {"data_method": methods.get(start, start), "data_variant": start, **length}
 
     return table_html(table, row_tags=row, column_tags=column, known=known)
 
 
 def _chart(rows: list[Row], style: Mapping[str, int]) -> Markup:
     methods = {series_label(row): row.method for row in rows}
-    lines = []
-    for label, groups in collect(rows).items():
-        points = []
-        for length in sorted(groups):
-            if groups[length].perplexities:
-                summary = summarize(groups[length].perplexities.values())
-                spread = summary.std or 0.0
-                shown = format_number(summary.mean) + (
-                    f" ± {format_number(spread)}" if summary.std is not None else ""
-                )
-                seeds = f"{summary.count} seed" + ("s" if summary.count > 1 else "")
-                tip = f"{label}, {length} tokens: {shown} ({seeds})"
-                # A band that reached zero could not be drawn on a logarithmic axis.
-                low = max(summary.mean - spread, summary.mean / 10)
-                points.append(Point(length, summary.mean, low, summary.mean + spread, tip))
+    series, lines = collect(rows), []
+    lengths = sorted({row.eval_length for row in rows})
+    for label, groups in series.items():
+        points = _points(label, groups, lengths)
         if points:
             lines.append(Line(label, methods[label], style[label], points))
     if not lines:
         return element("p", "No perplexity to draw: every cell was refused or failed.")
     caption = f"Perplexity against length, {rows[0].dataset}"
     chart = perplexity_chart(lines, rows[0].train_length)
-    return element("figure", element("figcaption", caption), chart)
+    seeds = len({row.seed for row in rows})
+    notes = paragraphs([spread_over(seeds), *perplexity_notes(series, seeds)])
+    return element("figure", element("figcaption", caption), chart, notes)
+
+
+def _points(label: str, groups: Mapping[int, Group], lengths: Sequence[int]) -> list[Point]:
+    points: list[Point] = []
+    stretch = 0
+    for length in lengths:
+        group = groups.get(length)
+        if group is None or not group.perplexities:
+            stretch += 1
+            continue
+        summary = summarize(group.perplexities.values())
+        spread = summary.std or 0.0
+        shown = format_number(summary.mean) + (
+            f" ± {format_number(spread)}" if summary.std is not None else ""
+        )
+        seeds = f"{summary.count} seed" + ("s" if summary.count > 1 else "")
+        tip = f"{label}, {length} tokens: {shown} ({seeds})"
+        # A band that reached zero could not be drawn on a logarithmic axis.
+        low = max(summary.mean - spread, summary.mean / 10)
+        points.append(Point(length, summary.mean, low, summary.mean + spread, tip, stretch))
+    return points
 
 
 def _runs(section: Section) -> Markup:
@@ -161,7 +176,8 @@ def _runs(section: Section) -> Markup:
         seconds = f"{math.fsum(row.seconds for row in rows):.1f}"
         values = [element("td", text) for text in (*key[1:], cells, seconds)]
         name = element("th", key[0], scope="row")
-        lines.append(element("tr", name, *values, data_method=rows[0].method))
+        tags = {"data_method": rows[0].method, "data_variant": key[0]}
+        lines.append(element("tr", name, *values, **tags))
     table = element("table", element("thead", element("tr", *head)), element("tbody", *lines))
     return element(
         "details",

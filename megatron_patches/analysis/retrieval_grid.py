@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from megatron_patches.analysis.aggregate import series_label, shorten
-from megatron_patches.analysis.jsonl import RowError
+from megatron_patches.analysis.jsonl import RowError, UsageError
 from megatron_patches.analysis.layout import format_number
 from megatron_patches.analysis.retrieval_rows import (
     COMPARED_FIELDS,
@@ -73,7 +73,7 @@ def collect_retrieval(rows: Iterable[RetrievalRow], methods: Sequence[str] | Non
     if methods is not None:
         absent = [method for method in methods if method not in {row.method for row in kept}]
         if absent:
-            raise RowError(f"no rows of {', '.join(absent)}")
+            raise UsageError(f"no rows of {', '.join(absent)}")
         kept = [row for method in dict.fromkeys(methods) for row in kept if row.method == method]
     if not kept:
         raise RowError("no rows: nothing to show")

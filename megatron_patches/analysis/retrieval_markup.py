@@ -6,8 +6,9 @@ light and on dark ground, and the cells carry what the page's filters compare.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
+from megatron_patches.analysis.aggregate import shorten
 from megatron_patches.analysis.jsonl import RowError
 from megatron_patches.analysis.layout import ABSENT
 from megatron_patches.analysis.markup import Markup, element, join, paragraphs, table_html
@@ -23,7 +24,7 @@ from megatron_patches.analysis.retrieval_grid import (
     shown,
     title,
 )
-from megatron_patches.analysis.retrieval_rows import RetrievalRow
+from megatron_patches.analysis.retrieval_rows import COMPARED_FIELDS, RetrievalRow
 from megatron_patches.analysis.retrieval_tables import retrieval_table
 
 WIDTH, HEIGHT = 58, 26  # of a cell, in the picture's units
@@ -38,11 +39,27 @@ NOTE = (
 
 def retrieval_markup(rows: Iterable[RetrievalRow]) -> Markup:
     """A ``section`` a question; rows that may not meet are said so, and no row disappears."""
-    return join(_section(group) for group in questions(rows))
+    groups = questions(rows)
+    return join(_section(group, name) for group, name in zip(groups, headings(groups), strict=True))
 
 
-def _section(rows: list[RetrievalRow]) -> Markup:
-    heading = element("h3", f"Retrieval, {title(rows[0])}")
+def headings(groups: Sequence[Sequence[RetrievalRow]]) -> list[str]:
+    """The title of each question, and, where several have the same, the fields in which they differ."""
+    titles = [title(group[0]) for group in groups]
+    found = []
+    for group, name in zip(groups, titles, strict=True):
+        alike = [other[0] for other, text in zip(groups, titles, strict=True) if text == name]
+        told = [
+            f"{field} {shorten(str(getattr(group[0], field)))}"
+            for field in COMPARED_FIELDS
+            if len({str(getattr(row, field)) for row in alike}) > 1
+        ]
+        found.append(", ".join([name, *told]))
+    return found
+
+
+def _section(rows: list[RetrievalRow], name: str) -> Markup:
+    heading = element("h3", f"Retrieval, {name}")
     tags = {"data_dataset": rows[0].dataset, "data_trained": str(rows[0].train_length)}
     try:
         grid = collect_retrieval(rows)
@@ -53,7 +70,7 @@ def _section(rows: list[RetrievalRow]) -> Markup:
     methods = {series_label(row): row.method for row in rows}
     shown_table = table_html(
         table,
-        row_tags=lambda label: {"data_method": methods[label]},
+        row_tags=lambda label: {"data_method": methods[label], "data_variant": label},
         column_tags=lambda column: {"data_length": column},
         known=table.header,
     )
@@ -72,6 +89,7 @@ def _maps(grid: Grid, methods: Mapping[str, str]) -> list[Markup]:
             element("figcaption", label),
             _map(label, line, axes_of(grid), top, decimals_for(means)),
             data_method=methods[label],
+            data_variant=label,
         )
         for label, line in grid.items()
     ]

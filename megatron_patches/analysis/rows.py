@@ -130,8 +130,10 @@ class KernelRow:
     ``distances`` are query minus key positions in tokens, ascending; ``bias`` (added to the scaled
     scores) and ``weight`` (multiplies them) hold one value a distance, or None where the method
     has no such part. ``layer`` is None where all layers share the kernel. ``effective_length`` is
-    the smallest distance of all integers up to ``searched_to`` whose bias is below -2, None where
-    there is none. Rows of before these fields existed lack them and those that tell runs apart.
+    the smallest distance of all integers up to ``searched_to`` whose bias is more than 2 below that
+    at distance 0, None where there is none; rows without ``config_sha`` hold the older one, of a bias
+    below -2 (the same where the bias at 0 is 0). ``model_parameters`` counts those of the whole model.
+    Rows of before these fields existed lack them and those that tell runs apart.
     """
 
     method: str
@@ -148,16 +150,24 @@ class KernelRow:
     options: dict[str, Any] = field(default_factory=dict)  # as in Row
     searched_to: int | None = None  # tokens
     effective_length: int | None = None  # tokens
+    config_sha: str | None = None
+    model_parameters: int | None = None
 
-    ADDED: ClassVar = ("train_length", "options", "searched_to", "effective_length")
+    ADDED: ClassVar = (
+        *("train_length", "options", "searched_to", "effective_length"),
+        *("config_sha", "model_parameters"),
+    )
 
     def __post_init__(self) -> None:
         clean: dict[str, Any] = {n: check.text(n, getattr(self, n)) for n in ("method", "dataset")}
         clean |= {n: check.integer(n, getattr(self, n), 0) for n in ("seed", "step", "head")}
         least = {"layer": 0, "train_length": 1, "searched_to": 0, "effective_length": 0}
+        least["model_parameters"] = 1
         for name, low in least.items():
             if getattr(self, name) is not None:
                 clean[name] = check.integer(name, getattr(self, name), low)
+        if self.config_sha is not None:
+            check.text("config_sha", self.config_sha)
         clean["options"] = check.json_mapping("options", self.options)
         values = check.json_mapping("parameters", self.parameters)
         clean["parameters"] = {k: check.number(f"parameters.{k}", v) for k, v in values.items()}

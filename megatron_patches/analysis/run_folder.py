@@ -9,6 +9,7 @@ import json
 import math
 import os
 import statistics
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -33,18 +34,29 @@ NOT_RECORDED = "not recorded"
 
 
 def read_run_folder(
-    folder: str | os.PathLike[str], *, machine: str | None = None, message: str | None = None
+    folder: str | os.PathLike[str],
+    *,
+    machine: str | None = None,
+    message: str | None = None,
+    curves: bool = True,
 ) -> TrainingRow:
     """The row of a complete run; of one that failed where ``message`` says why.
 
     ``machine`` stands in for runs whose run.json does not name the class of machine. RowError, with
     the file, when a file is missing or malformed, or, without ``message``, when the log does not end
-    at ``train_iters``.
+    at ``train_iters``. The log of a failed run is read up to its last good line: one that diverged
+    ends in losses that are not finite, one that was killed in half a line. Without ``curves`` its log
+    is not read.
     """
     folder = Path(folder)
     config, run = _config(folder / "config.yml"), _object(folder / "run.json")
     log = folder / "log.jsonl"
-    steps, validations = _log(log)
+    steps: list[dict[str, Any]] = []
+    validations: list[dict[str, Any]] = []
+    if message is None:
+        steps, validations = _log(log)
+    elif curves:
+        steps, validations = _log_of_failed(log)
     total = _value(folder / "config.yml", config, "train_iters")
     last = int(steps[-1]["iteration"]) if steps else 0
     if message is None and last != total:
@@ -93,6 +105,33 @@ def read_run_folder(
         raise RowError(f"{folder}: {error}") from error
 
 
+def failed_training_row(
+    folder: str | os.PathLike[str], identity: Mapping[str, Any], message: str
+) -> TrainingRow | None:
+    """The row of a run that failed with ``message``, whatever state its folder is in; never raises.
+
+    ``identity`` holds what the study knows of the run (method, dataset, seed, train_length,
+    config_sha). Curves that cannot be trusted are left out and the message says so. None where the
+    folder does not say which model and text this was: no row can then stand for the run.
+    """
+    folder = Path(folder)
+    row: TrainingRow | None
+    try:
+        row = read_run_folder(folder, message=message)
+    except (RowError, OSError) as error:
+        row = _without_curves(folder, f"{message} (no curves: {error})")
+    if row is None or any(getattr(row, name) != value for name, value in identity.items()):
+        return None  # the folder is of an earlier run of this name
+    return row
+
+
+def _without_curves(folder: Path, message: str) -> TrainingRow | None:
+    try:
+        return read_run_folder(folder, message=message, curves=False)
+    except (RowError, OSError):
+        return None
+
+
 def _batch(
     folder: Path, config: Mapping[str, Any], run: Mapping[str, Any], steps: list[dict[str, Any]]
 ) -> Any:
@@ -103,15 +142,15 @@ def _batch(
     length = _value(folder / "config.yml", config, "seq_length")
     try:
         return round(tokens / (steps[-1]["iteration"] * length))
-    except (TypeError, ValueError, ZeroDivisionError) as error:
+    except (TypeError, ValueError, ZeroDivisionError, OverflowError) as error:
         raise RowError(f"{folder}: no batch follows from tokens {tokens!r}: {error}") from error
 
 
-def _read(path: Path) -> str:
+def _read(path: Path, *, errors: str = "strict") -> str:
     try:
         if path.stat().st_size > MAX_BYTES:
             raise RowError(f"{path}: more than {MAX_BYTES} bytes")
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8", errors=errors)
     except (OSError, UnicodeDecodeError) as error:
         raise RowError(f"{path}: cannot be read: {error}") from error
 
@@ -121,7 +160,7 @@ def _config(path: Path) -> dict[str, Any]:
 
     try:
         content = yaml.safe_load(_read(path))
-    except (yaml.YAMLError, RecursionError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise RowError(f"{path}: not YAML: {error}") from error
     if not isinstance(content, dict):
         raise RowError(f"{path}: expected a mapping of keys")
@@ -149,24 +188,56 @@ def _log(path: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     steps: list[dict[str, Any]] = []
     validations: list[dict[str, Any]] = []
     for number, line in enumerate(_read(path).splitlines(), 1):
-        try:
-            item = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise RowError(f"{path}:{number}: not JSON: {error}") from error
-        if not isinstance(item, dict) or not isinstance(item.get("iteration"), int):
-            raise RowError(f"{path}:{number}: expected an object with an iteration")
-        for name, into in (("lm_loss", steps), ("validation_loss", validations)):
-            # GPT-NeoX's first line of a resumed run may have no loss yet.
-            if item.get(name) is None:
-                continue
-            if not _is_finite(item[name]):
-                raise RowError(f"{path}:{number}: {name}: not finite: {item[name]!r}")
-            into.append(item)
+        item = _logged(f"{path}:{number}", line)
+        _sort_in(item, steps, validations)
     return steps, validations
 
 
+def _log_of_failed(path: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """As ``_log``, up to the first line that cannot be read or holds a number that is not finite."""
+    steps: list[dict[str, Any]] = []
+    validations: list[dict[str, Any]] = []
+    if not path.exists():
+        return steps, validations  # it failed before its first step
+    for number, line in enumerate(_read(path, errors="replace").splitlines(), 1):
+        try:
+            item = _logged(f"{path}:{number}", line)
+        except RowError:
+            break
+        if any(isinstance(value, float) and not math.isfinite(value) for value in item.values()):
+            break
+        _sort_in(item, steps, validations)
+    return steps, validations
+
+
+def _logged(where: str, line: str) -> dict[str, Any]:
+    """One line of a log, checked."""
+    try:
+        item = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise RowError(f"{where}: not JSON: {error}") from error
+    if not isinstance(item, dict) or not isinstance(item.get("iteration"), int):
+        raise RowError(f"{where}: expected an object with an iteration")
+    for name in ("lm_loss", "validation_loss"):
+        if item.get(name) is not None and not _is_finite(item[name]):
+            raise RowError(f"{where}: {name}: not finite: {item[name]!r}")
+    return item
+
+
+def _sort_in(
+    item: dict[str, Any], steps: list[dict[str, Any]], validations: list[dict[str, Any]]
+) -> None:
+    for name, into in (("lm_loss", steps), ("validation_loss", validations)):
+        # GPT-NeoX's first line of a resumed run may have no loss yet.
+        if item.get(name) is not None:
+            into.append(item)
+
+
 def _is_finite(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    """Whether this is a number that fits a finite float (JSON's integers may have any size)."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return math.isfinite(value) if isinstance(value, float) else abs(value) <= sys.maxsize
 
 
 def _rounded(value: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -46,7 +46,7 @@ def cut(sources: Iterable[Source]) -> list[Section]:
     label, other windows), each file is a section of its own, and a file that cannot be shown even
     alone is a section with a ``problem``, so that no row disappears.
     """
-    groups: dict[tuple[str, ...], dict[str, list[Row]]] = {}
+    groups: dict[Question, dict[str, list[Row]]] = {}
     for source in sources:
         for row in source.rows:
             groups.setdefault(_question(row), {}).setdefault(source.name, []).append(row)
@@ -69,9 +69,22 @@ def _section(rows: list[Row], files: list[str]) -> Section:
     return Section(kept, files)
 
 
-def _question(row: Row) -> tuple[str, ...]:
-    stride = "" if row.protocol in WHOLE_WINDOW else str(row.stride)
-    return (*(str(getattr(row, name)) for name in COMPARED_FIELDS), stride)
+def alike(rows: Iterable[Row], ignored: Collection[str] = ()) -> list[list[Row]]:
+    """Rows by what was measured, sorted; the fields ``ignored`` do not set them apart."""
+    groups: dict[Question, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(_question(row, ignored), []).append(row)
+    return [groups[key] for key in sorted(groups)]
+
+
+Question = tuple[tuple[int, str], ...]  # sorts numbers as numbers
+
+
+def _question(row: Row, ignored: Collection[str] = ()) -> Question:
+    names = [name for name in COMPARED_FIELDS if name not in ignored]
+    names += [] if "protocol" in ignored or row.protocol in WHOLE_WINDOW else ["stride"]
+    values = [getattr(row, name) for name in names]
+    return tuple((v, "") if isinstance(v, int) else (0, str(v or "")) for v in values)
 
 
 @dataclass(frozen=True)

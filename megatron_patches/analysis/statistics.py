@@ -6,6 +6,7 @@ paired two-sided t-test at 0.05 and marks one direction only; here both directio
 
 Two samples lie behind a difference: the trained seeds and the windows of text. The t-test asks what
 other seeds would give on this text, the bootstrap what other text would give with these weights.
+Windows that follow one another in a text are no independent draws, so text is sampled in blocks.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 ALPHA = 0.05
 RESAMPLES = 9999  # scipy's default
@@ -112,71 +114,82 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return corrected
 
 
-def bootstrap_interval(
-    first: Sequence[float], second: Sequence[float], *, alpha: float = ALPHA
-) -> tuple[float, float] | None:
-    """Interval (BCa, 1 - ``alpha``) of the mean of ``first - second`` over other samples of windows.
+def block_means(values: Sequence[float], block: int = 1) -> tuple[list[float], list[int]]:
+    """Means of runs of at least ``block`` consecutive values each, and how many values each holds.
 
-    The two hold the losses of the same windows in the same order and are resampled together. The
-    draws start from a fixed state, so the same data gives the same interval. None where a sample
-    of its windows says nothing: fewer than two, or differences that are all the same. ValueError
-    when the two differ in number.
+    There are ``len(values) // block`` of them, one at least; where that does not divide the values,
+    some hold more than others. ValueError without values or for a block below 1.
+    """
+    if not values or block < 1:
+        raise ValueError(f"{len(values)} values in blocks of {block}: nothing to average")
+    count = max(1, len(values) // block)
+    ends = [len(values) * number // count for number in range(count + 1)]
+    sizes = [end - start for start, end in pairwise(ends)]
+    means = [math.fsum(values[a:b]) / (b - a) for a, b in pairwise(ends)]
+    return means, sizes
+
+
+def bootstrap_interval(
+    first: Sequence[float], second: Sequence[float], *, block: int = 1, alpha: float = ALPHA
+) -> tuple[float, float] | None:
+    """Interval (BCa, 1 - ``alpha``) of the mean of ``first - second`` over other samples of text.
+
+    The two hold the losses of the same windows in the order of the text and are resampled together,
+    ``block`` consecutive windows at a time (see ``block_means``): neighbours resemble each other, and
+    single windows would count them as independent. The draws start from a fixed state, so the same
+    data gives the same interval. None where a sample says nothing: fewer than two blocks, or
+    differences that are all the same. ValueError when the two differ in number.
     """
     if len(first) != len(second):
         raise ValueError(f"{len(first)} windows and {len(second)}: not the same text")
     differences = [a - b for a, b in zip(first, second, strict=True)]
-    if len(differences) < 2 or _no_spread(summarize(differences), (*first, *second)):
+    means, sizes = block_means(differences, block)
+    if len(means) < 2 or _no_spread(summarize(means), (*first, *second)):
         return None
 
     import numpy as np
     from scipy import stats
 
+    sums, counts = np.asarray(means) * sizes, np.asarray(sizes, dtype=np.float64)
     interval = stats.bootstrap(
-        (np.asarray(differences),),
-        np.mean,
+        (sums, counts),
+        lambda total, count, axis: total.sum(axis=axis) / count.sum(axis=axis),
+        paired=True,
+        vectorized=True,
         confidence_level=1 - alpha,
         n_resamples=RESAMPLES,
         method="BCa",
-        batch=max(1, BATCH_NUMBERS // len(differences)),
+        batch=max(1, BATCH_NUMBERS // len(means)),
         random_state=np.random.default_rng(0),
     ).confidence_interval
     return float(interval.low), float(interval.high)
 
 
-@dataclass(frozen=True)
-class Spreads:
-    """Standard deviations, in the unit of the values, of a mean over windows.
+def text_error(values: Sequence[float], block: int = 1) -> float | None:
+    """Standard error of the mean of ``values`` over other samples of as much text.
 
-    ``seeds``: from one trained seed to the next, on the same windows; None with one seed.
-    ``windows``: from one sample of as many windows to the next, with the same seeds; None with one
-    window.
+    From the spread of the means of blocks (see ``block_means``), each weighed by its size; None with
+    fewer than two blocks.
     """
+    means, sizes = block_means(values, block)
+    count, total = len(means), sum(sizes)
+    if count < 2:
+        return None
+    mean = math.fsum(m * n for m, n in zip(means, sizes, strict=True)) / total
+    squares = math.fsum((n * (m - mean)) ** 2 for m, n in zip(means, sizes, strict=True))
+    return math.sqrt(squares * count / (count - 1)) / total
 
-    seeds: float | None
-    windows: float | None
 
+def clearly_positive(values: Sequence[float], *, alpha: float = ALPHA) -> bool:
+    """Whether the t-interval (1 - ``alpha``) of the mean of two values or more lies above 0."""
+    found = summarize(values)
+    if found.std is None:
+        raise ValueError("one value has no interval")
 
-def spreads(values: Sequence[Sequence[float]]) -> Spreads:
-    """Tell seeds from windows in ``values[seed][window]``: random effects of two crossed factors.
+    from scipy import stats
 
-    The means of the windows spread by what another text would change, as they are. The means of
-    the seeds spread by more than the seeds: what is left after both means is noise (the mean
-    square of a two-way analysis of variance), and its share is taken out; where that would leave
-    less than nothing, ``seeds`` is 0. ValueError for a ragged or empty table.
-    """
-    import numpy as np
-
-    if not values or not values[0] or len({len(row) for row in values}) > 1:
-        raise ValueError("expected the same windows, at least one, for at least one seed")
-    table_SW = np.asarray(values, dtype=np.float64)
-    seeds, windows = table_SW.shape
-    by_seed_S, by_window_W = table_SW.mean(axis=1), table_SW.mean(axis=0)
-    sampling = math.sqrt(by_window_W.var(ddof=1) / windows) if windows > 1 else None
-    if seeds == 1:
-        return Spreads(None, sampling)
-    rest_SW = table_SW - by_seed_S[:, None] - by_window_W + table_SW.mean()
-    noise = (rest_SW**2).sum() / ((seeds - 1) * (windows - 1)) if windows > 1 else 0.0
-    return Spreads(math.sqrt(max(0.0, by_seed_S.var(ddof=1) - noise / windows)), sampling)
+    half = float(stats.t.ppf(1 - alpha / 2, found.count - 1)) * found.std / math.sqrt(found.count)
+    return found.mean > half
 
 
 def _no_spread(summary: Summary, values: Iterable[float]) -> bool:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import math
 import os
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,6 +45,11 @@ DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (5, 1.5, 1.2
 GREY = "#666666"
 # Layout in inches: axes of one size, whatever surrounds them.
 AXES_WIDTH, AXES_HEIGHT, LEFT, BOTTOM, TOP = 3.6, 2.8, 0.75, 1.05, 0.55
+UNDER_AXES = 0.45  # tick labels and the name of the axis
+FOOT_SIZE, FOOT_LINE = 6, 0.105  # points, inches
+# With more methods than this in one panel, each has a panel of its own.
+MOST_TOGETHER = 6
+CONTEXT = "#d8d8d8"  # of the other methods in the panel of one
 
 
 def panels(count: int, labels: Sequence[str]) -> tuple[Figure, list[Axes]]:
@@ -61,6 +68,54 @@ def panels(count: int, labels: Sequence[str]) -> tuple[Figure, list[Axes]]:
         for k in range(count)
     ]
     return figure, [figure.add_axes(box) for box in boxes]
+
+
+def grid(count: int, columns: int, cell: tuple[float, float]) -> tuple[Figure, list[Axes]]:
+    """A figure with ``count`` axes of about ``cell`` inches, ``columns`` side by side."""
+    from matplotlib.figure import Figure
+
+    across = min(columns, count)
+    down = math.ceil(count / across)
+    size = (0.4 + cell[0] * across, 0.2 + cell[1] * down)
+    figure = Figure(figsize=size, layout="constrained")
+    axes = list(figure.subplots(down, across, squeeze=False).flat)
+    for empty in axes[count:]:
+        empty.remove()
+    return figure, axes[:count]
+
+
+def shrink(axes: Axes, x: str, y: str) -> None:
+    """Short names ``x`` and ``y`` in small letters, for a panel of ``grid``."""
+    axes.set_xlabel(x, fontsize=7)
+    axes.set_ylabel(y, fontsize=7)
+    axes.tick_params(labelsize=7)
+
+
+def footer(figure: Figure, lines: Sequence[str]) -> None:
+    """What was measured and how, in small print at the foot, wrapped to the figure's width.
+
+    The figure grows by what the lines need; call it last.
+    """
+    width, height = (float(value) for value in figure.get_size_inches())
+    # 0.53 em is the mean width of a letter of such lines, rounded up.
+    columns = int(width * 72 / (0.53 * FOOT_SIZE))
+    shown = [part for line in lines for part in textwrap.wrap(line, columns)]
+    foot = FOOT_LINE * len(shown) + 0.08
+    engine = figure.get_layout_engine()
+    if engine is not None:
+        tall = height + foot
+        figure.set_size_inches(width, tall)
+        engine.set(rect=(0, foot / tall, 1, 1 - foot / tall))
+    else:
+        boxes = [axes.get_position() for axes in figure.axes]
+        more = max(0.0, foot + UNDER_AXES - height * min(box.y0 for box in boxes))
+        tall = height + more
+        figure.set_size_inches(width, tall)
+        for axes, box in zip(figure.axes, boxes, strict=True):
+            bottom = (box.y0 * height + more) / tall
+            axes.set_position((box.x0, bottom, box.width, box.height * height / tall))
+    text = "\n".join(shown)
+    figure.text(0.05 / width, 0.05 / tall, text, fontsize=FOOT_SIZE, color=GREY, va="bottom")
 
 
 def line_style(index: int) -> dict[str, Any]:

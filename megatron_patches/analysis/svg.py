@@ -56,6 +56,15 @@ def even_ticks(low: float, high: float) -> list[float]:
     return [float(f"{step * count:.12g}") for count in counts]
 
 
+def plain(value: float) -> str:
+    """A tick as printed: 10000 and 22.5; from 1e5 on, 1.5e5, which fits beside an axis (``report.js``
+    has a twin)."""
+    if abs(value) < 1e5:
+        return f"{value:g}"
+    digits, _, power = f"{value:.3e}".partition("e")
+    return f"{float(digits):g}e{int(power)}"
+
+
 def scale(low: float, high: float, start: float, end: float) -> Scale:
     """Maps [low, high] to [start, end]."""
     width = (high - low) or 1.0

@@ -16,6 +16,13 @@ from megatron_patches.analysis.aggregate import (
     only,
     provenance,
 )
+from megatron_patches.analysis.cells import (
+    group_cell,
+    problem_cell,
+    reasons,
+    seed_line,
+    short_marks,
+)
 from megatron_patches.analysis.layout import (
     ABSENT,
     BETTER_THAN_CELL,
@@ -26,7 +33,12 @@ from megatron_patches.analysis.layout import (
     embolden,
     number_cell,
 )
-from megatron_patches.analysis.published import REFERENCE, PublishedRow, query
+from megatron_patches.analysis.published import (
+    REFERENCE,
+    PublishedRow,
+    published_ratio,
+    query,
+)
 from megatron_patches.analysis.rows import WHOLE_WINDOW, Row, RowError
 from megatron_patches.analysis.statistics import ALPHA, Summary, paired_test, summarize
 
@@ -55,7 +67,7 @@ def extrapolation_table(
     seeds = {row.seed for row in chosen}
     notes = Notes()
     cells = {
-        label: [_cell(groups.get(length), length, len(seeds), notes) for length in lengths]
+        label: [group_cell(groups.get(length), length, len(seeds), notes) for length in lengths]
         for label, groups in series.items()
     }
     significance = _mark_significance(series, cells, lengths, reference)
@@ -66,34 +78,9 @@ def extrapolation_table(
         corner="method",
         columns=tuple(str(length) for length in lengths),
         rows=tuple((label, tuple(row)) for label, row in cells.items()),
-        header=(*provenance(chosen), configurations(chosen), _seed_line(len(seeds))),
+        header=(*provenance(chosen), configurations(chosen), seed_line(len(seeds))),
         notes=(*significance, *notes.lines()),
     )
-
-
-def _seed_line(count: int) -> str:
-    if count > 1:
-        return f"mean ± standard deviation (n - 1) over {count} seeds"
-    return "one seed: no standard deviation and no test"
-
-
-def _cell(group: Group | None, length: int, expected: int, notes: Notes) -> Cell:
-    if group is None:
-        return Cell(ABSENT)
-    # What a method says of each length beyond its last is one note.
-    reasons = sorted(
-        (status, message.replace(f" {length} tokens", " this many tokens"))
-        for status, message in set(group.problems.values())
-    )
-    if not group.perplexities:
-        why = tuple(notes.mark(f"{status}: {message}") for status, message in reasons)
-        return Cell("/".join(sorted({status for status, _ in reasons})), marks=why)
-    count = len(group.perplexities)
-    marks: tuple[str, ...] = ()
-    if count < expected:
-        causes = "".join(f"; {status}: {message}" for status, message in reasons)
-        marks = (notes.mark(f"{count} of {expected} seeds{causes}"),)
-    return replace(number_cell(summarize(group.perplexities.values())), marks=marks)
 
 
 def _mark_significance(
@@ -121,7 +108,10 @@ def _mark_significance(
                 cells[label][column] = replace(cell, marks=(mark, *cell.marks))
     if not tested:
         return ["no test: it needs two common seeds and a spread over them"]
-    how = f"paired two-sided t-test over seeds, p < {ALPHA}, cells tested: {tested}, not corrected"
+    how = (
+        f"paired two-sided t-test of perplexities over seeds, as in the paper, p < {ALPHA}, cells "
+        f"tested: {tested}, not corrected"
+    )
     lines = {
         BETTER_THAN_CELL: f"{BETTER_THAN_CELL} {reference} is significantly better ({how})",
         CELL_BETTER: f"{CELL_BETTER} significantly better than {reference} ({how})",
@@ -195,36 +185,39 @@ def relative_table(
     published: Sequence[PublishedRow] = (),
     *,
     methods: Sequence[str] | None = None,
+    differences: bool = False,
 ) -> Table:
     """Perplexity divided by that at the training length, ours above the published ratio.
 
     Columns are multiples of the training length, so that models trained at different lengths can
     be compared. Ours is the mean ± std of each seed's own ratio; published is the ratio of means
-    (``published``: see ``published_rows``). Only methods that we have rows of are shown. RowError when
-    published figures, which are of whole windows, would stand beside another protocol.
+    (``published``: see ``published_rows``); ``differences`` adds ours minus published below them. Only
+    methods that we have rows of are shown. RowError when published figures, which are of whole
+    windows, would stand beside another protocol.
     """
     chosen = only(rows, methods)
     if published:
         check_whole_windows(chosen)
     series = collect(chosen, methods)
-    ours = {label: _own_ratios(groups, chosen[0].train_length) for label, groups in series.items()}
-    theirs = _published_ratios(published)
+    trained, notes = chosen[0].train_length, Notes()
+    expected = len({row.seed for row in chosen})
     source = f"{published[0].paper} {published[0].table}" if published else ""
     lines: list[tuple[str, Mapping[float, Cell]]] = []
-    for label in series:
-        lines.append((f"{label}, ours" if published else label, ours[label]))
-        if label in theirs:
-            lines.append((f"{label}, {source}", theirs[label]))
+    for label, groups in series.items():
+        ours = _own_ratios(groups, trained, expected, notes)
+        theirs = _published_ratios(published, label)
+        lines.append((f"{label}, ours" if published else label, ours))
+        lines += [(f"{label}, {source}", theirs)] if theirs else []
+        apart = {m: minus(ours[m], theirs[m]) for m in ours if m in theirs} if differences else {}
+        lines += [(f"{label}, difference", apart)] if apart else []
     multiples = sorted({multiple for _, ratios in lines for multiple in ratios})
-    without = [label for label in series if not ours[label]]
-    missing = f"no ratio: not scored at the training length: {', '.join(without)}"
     return Table(
         title=f"Perplexity relative to that at the training length, {chosen[0].dataset}",
         corner="length / training length",
         columns=tuple(f"×{multiple:g}" for multiple in multiples),
         rows=tuple((n, tuple(c.get(m, Cell(ABSENT)) for m in multiples)) for n, c in lines),
-        header=(*provenance(chosen), configurations(chosen)),
-        notes=(*([NOT_ABSOLUTE] if published else []), *([missing] if without else [])),
+        header=(*provenance(chosen), configurations(chosen), seed_line(expected)),
+        notes=(*([NOT_ABSOLUTE] if published else []), *notes.lines()),
     )
 
 
@@ -238,24 +231,55 @@ def check_whole_windows(rows: Iterable[Row]) -> None:
         )
 
 
-def _own_ratios(groups: Mapping[int, Group], train_length: int) -> dict[float, Cell]:
-    base = groups[train_length].perplexities if train_length in groups else {}
-    result: dict[float, Cell] = {}
-    for length, group in groups.items():
-        ratios = [
-            group.perplexities[seed] / base[seed] for seed in base if seed in group.perplexities
-        ]
-        if ratios:
-            result[length / train_length] = number_cell(summarize(ratios))
-    return result
+def _own_ratios(
+    groups: Mapping[int, Group], train_length: int, expected: int, notes: Notes
+) -> dict[float, Cell]:
+    base = groups.get(train_length)
+    return {
+        length / train_length: _own_ratio(group, length, base, train_length, expected, notes)
+        for length, group in groups.items()
+    }
 
 
-def _published_ratios(published: Sequence[PublishedRow]) -> dict[str, dict[float, Cell]]:
-    base = {row.method: row.value for row in published if row.eval_length == row.train_length}
-    result: dict[str, dict[float, Cell]] = {}
-    for row in published:
-        start = base.get(row.method)
-        if row.value is not None and start is not None:
-            cell = number_cell(Summary(row.value / start, None, 1))
-            result.setdefault(row.method, {})[row.eval_length / row.train_length] = cell
-    return result
+def _own_ratio(
+    group: Group, length: int, base: Group | None, trained: int, expected: int, notes: Notes
+) -> Cell:
+    """The mean of each seed's own ratio, or why there is none."""
+    if not group.perplexities:
+        return problem_cell(group, length, notes)
+    below = base.perplexities if base is not None else {}
+    ratios = [group.perplexities[seed] / below[seed] for seed in below.keys() & group.perplexities]
+    if not ratios:
+        told = [f"; {status}: {message}" for status, message in reasons(base, trained)]
+        why = f"no ratio: not scored at the training length with the same seed{''.join(told)}"
+        return Cell(ABSENT, marks=(notes.mark(why),))
+    causes = sorted({*reasons(group, length), *reasons(base, trained)})
+    marks = short_marks(len(ratios), expected, causes, notes)
+    return replace(ratio_cell(summarize(ratios)), marks=marks)
+
+
+def _published_ratios(published: Sequence[PublishedRow], method: str) -> dict[float, Cell]:
+    found = {}
+    for row in query(published, method=method):
+        ratio = published_ratio(published, method, row.eval_length, row.train_length)
+        if ratio is not None:
+            found[row.eval_length / row.train_length] = ratio_cell(Summary(ratio, None, 1))
+    return found
+
+
+def ratio_cell(summary: Summary) -> Cell:
+    """A ratio: beside 1, where most of them lie, three decimals in every cell."""
+    return number_cell(summary, 3 if abs(summary.mean) < 9.9995 else None)
+
+
+def minus(ours: Cell, theirs: Cell) -> Cell:
+    """Ours minus the published number, with the coarser decimals of the two; a dash without either."""
+    if ours.mean is None or theirs.mean is None:
+        return Cell(ABSENT)
+    places = min(_places(ours.text), _places(theirs.text))
+    difference = ours.mean - theirs.mean
+    return Cell(f"{difference:+.{places}f}", mean=difference, seeds=ours.seeds)
+
+
+def _places(text: str) -> int:
+    return len(text.partition(".")[2]) if "e" not in text else 0

@@ -6,13 +6,18 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from megatron_patches.analysis.aggregate import series_label, shorten
+from megatron_patches.analysis.aggregate import listed, series_label, shorten
 from megatron_patches.analysis.layout import ABSENT, Cell, Notes, Table
 from megatron_patches.analysis.training_rows import (
     END_SHARE,
     Statistics,
     TrainingRow,
     comparable_training,
+)
+
+COLUMNS = (
+    *("training loss", "validation loss", "end slope", "validation drop"),
+    *("tokens/s", "seconds"),
 )
 
 
@@ -114,9 +119,9 @@ def training_header(rows: Sequence[TrainingRow]) -> list[str]:
     size = f"{sizes[0]:,}" + (f" to {sizes[-1]:,}" if len(sizes) > 1 else "")
     return [
         f"dataset {first.dataset}, {size} parameters, trained on {first.train_length} tokens for "
-        f"{first.train_iters} steps ({_tokens(first)} tokens), seeds {_listed(rows, 'seed')}",
+        f"{first.train_iters} steps ({_tokens(first)} tokens), seeds {listed(rows, 'seed')}",
         f"data {shorten(first.data)}, tokenizer {shorten(first.tokenizer)}, engine "
-        f"{_listed(rows, 'engine')}, commit {_listed(rows, 'git_sha')}",
+        f"{listed(rows, 'engine')}, commit {listed(rows, 'git_sha')}",
         f"machine: {' / '.join(sorted({row.machine for row in rows}))}",
     ]
 
@@ -125,12 +130,8 @@ def _tokens(row: TrainingRow) -> str:
     return f"{row.tokens_at([row.train_iters])[0]:,}"
 
 
-def _listed(rows: Sequence[TrainingRow], name: str) -> str:
-    return " ".join(shorten(str(value)) for value in sorted({getattr(row, name) for row in rows}))
-
-
 def training_table(rows: Iterable[TrainingRow]) -> Table:
-    """One line a run: losses at the end, slope of the loss there, speed.
+    """One line a run: losses at the end, how fast they still fell there, speed.
 
     RowError when the runs may not meet (see ``comparable_training``).
     """
@@ -140,7 +141,7 @@ def training_table(rows: Iterable[TrainingRow]) -> Table:
     return Table(
         title=f"Training runs, {rows[0].dataset}, trained on {rows[0].train_length} tokens",
         corner="run",
-        columns=("training loss", "validation loss", "end slope", "tokens/s", "seconds"),
+        columns=COLUMNS,
         rows=tuple(lines),
         header=(
             *training_header(rows),
@@ -148,6 +149,8 @@ def training_table(rows: Iterable[TrainingRow]) -> Table:
             "since the log before",
             f"end slope ± standard error: least squares over the last {100 * END_SHARE:g}% of the "
             "steps, nats per 1,000 steps; its points are those logged, taken as independent",
+            "validation drop: validation loss at the last but one validation minus the last, nats per "
+            "1,000 steps between them",
             "tokens/s: median over the log; seconds: of the steps, without validation and saving",
         ),
         notes=notes.lines(),
@@ -173,9 +176,22 @@ def _cells(row: TrainingRow, notes: Notes) -> tuple[Cell, ...]:
         Cell(training.text, marks=marks, mean=training.mean),
         _number(valid, ".4f"),
         slope,
+        _number(validation_drop(row), "+.3f"),
         _number(row.tokens_per_second, ",.0f"),
         _number(row.seconds, ",.0f"),
     )
+
+
+def validation_drop(row: TrainingRow) -> float | None:
+    """How far validation loss fell from the last but one validation to the last, per 1,000 steps.
+
+    Nats per token; positive where it fell. None with fewer than two validations. The whole held-out
+    text is behind either, so a slow fall shows here that the slope of noisy batches hides.
+    """
+    if len(row.validation_loss) < 2:
+        return None
+    steps = row.validation_iterations[-1] - row.validation_iterations[-2]
+    return 1000 * (row.validation_loss[-2] - row.validation_loss[-1]) / steps
 
 
 def _number(value: float | None, form: str) -> Cell:

@@ -60,6 +60,15 @@ def attend(
     Raises:
         ValueError: shapes, dtypes, devices, head counts or lengths that do not fit; a length beyond
             what the method can read; an implementation that does not exist or cannot do this.
+
+    >>> import torch
+    >>> from megatron_patches.positions import build
+    >>> method = build("alibi", heads=2, head_dim=8, hidden_size=16)
+    >>> q, k, v = torch.randn(3, 1, 2, 10, 8).unbind(0)
+    >>> whole = attend(q, k, v, method)
+    >>> last = attend(q[:, :, -1:], k, v, method)  # the last query alone, as with a cache
+    >>> bool(torch.allclose(whole[:, :, -1:], last, atol=1e-6))
+    True
     """
     problem = _check(q, k, v, method, query_offset, window, key_padding_mask, eps)
     # Autocast would round scores and tables inside the implementations, and only in some of them.

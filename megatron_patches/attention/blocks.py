@@ -11,19 +11,26 @@ FORWARD_CHUNK = 256  # queries per call; larger chunks compute more of the maske
 BACKWARD_CHUNK = 128
 FORWARD_BYTES = 1 << 21  # keys and values of the heads of one call should stay in the cache
 LOG2E = 1.4426950408889634
-BACKWARD_SCORES = 1 << 18  # floats in one block of scores: 1 MB, the second-level cache
+# Floats in one block of scores. On the CPU 1 MB, the second-level cache. Elsewhere the number of kernel
+# launches decides, not a cache: 512 MB take a training batch of 128 x 12 heads x 512 keys, or 8 heads of
+# 131072 keys, in one go; with the handful of tensors of that size at once it stays near 2 GB.
+BACKWARD_SCORES = 1 << 18
+BACKWARD_SCORES_ELSEWHERE = 1 << 27
 
 
-def block_shape(batch: int, heads: int, keys: int) -> tuple[int, int]:
-    """Samples and heads whose scores of one chunk fit the cache together."""
-    budget = max(1, BACKWARD_SCORES // (BACKWARD_CHUNK * keys))
+def block_shape(batch: int, heads: int, keys: int, device: str = "cpu") -> tuple[int, int]:
+    """Samples and heads whose scores of one chunk are computed together on this type of device."""
+    scores = BACKWARD_SCORES if device == "cpu" else BACKWARD_SCORES_ELSEWHERE
+    budget = max(1, scores // (BACKWARD_CHUNK * keys))
     samples = min(batch, budget)
     return samples, max(1, min(heads, budget // samples))
 
 
-def blocks(batch: int, heads: int, keys: int, eps: float) -> Iterator[tuple[slice, slice]]:
+def blocks(
+    batch: int, heads: int, keys: int, eps: float, device: str = "cpu"
+) -> Iterator[tuple[slice, slice]]:
     """Slices of batch and heads to compute together; single heads where they may skip keys."""
-    samples, group = block_shape(batch, heads, keys)
+    samples, group = block_shape(batch, heads, keys, device)
     group = 1 if eps else group
     for first_sample in range(0, batch, samples):
         for first_head in range(0, heads, group):

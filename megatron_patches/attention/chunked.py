@@ -161,7 +161,7 @@ def _plain_forward(
     weights = None if weight_HL is None else View(weight_HL, chunk, None, 0.0)
     first_key = first_keys(q, k, table_HL, weight_HL, scale, sight)
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
-    for some, heads in blocks(q.shape[0], q.shape[1], k.shape[2], sight.eps):
+    for some, heads in blocks(q.shape[0], q.shape[1], k.shape[2], sight.eps, q.device.type):
         samples, group = some.stop - some.start, heads.stop - heads.start
         q_NQD = q[some, heads].flip(2).to(dtype).reshape(-1, queries, dim)
         kT_NDK = k[some, heads].to(dtype).reshape(-1, k.shape[2], dim).transpose(1, 2)

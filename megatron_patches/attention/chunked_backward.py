@@ -42,7 +42,7 @@ def backward(
     grad_view = torch.zeros(heads, keys + chunk, dtype=dtype, device=device)
     grad_weight_view = torch.zeros_like(grad_view)
 
-    for some, group in blocks(q.shape[0], heads, keys, sight.eps):
+    for some, group in blocks(q.shape[0], heads, keys, sight.eps, device.type):
         samples, count = some.stop - some.start, group.stop - group.start
 
         def flat(t: Tensor, length: int) -> Tensor:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from .keys_base import Keys, Positive
+from .keys_base import Keys, NonNegativeFloat, Positive
 
 LENGTHS = [512, 1024, 2048, 4096, 8192, 16384]
 
@@ -23,6 +23,9 @@ class Own(Keys):
     position_precision: Literal["exact", "as_published"] = "exact"
     position_weight_decay: bool = False
     attention_impl: Literal["auto", "reference", "chunked", "flex", "triton"] = "auto"
+    # Watchdogs of a training; 0 switches each off. None of them changes a number of a run that goes on.
+    watch_loss_multiple: NonNegativeFloat = 20.0  # of the lowest logged loss, taken as at least 1
+    watch_stall_seconds: NonNegativeFloat = 1800.0  # without progress on a rank
     seq_length_val: Positive | None = None  # None: validate at seq_length
     eval_lengths: Annotated[list[Positive], Field(min_length=1)] = Field(
         default_factory=lambda: list(LENGTHS)

@@ -162,6 +162,12 @@ def build(
     Raises:
         ValueError: unknown name, impossible geometry or option value.
         TypeError: unknown option.
+
+    >>> method = build("kerple_log", heads=2, head_dim=8, hidden_size=16, init="alibi")
+    >>> method.table(4).shape  # one value a head and distance, differentiable
+    torch.Size([2, 4])
+    >>> [name for name, _ in method.named_parameters()]
+    ['bias_p', 'bias_a']
     """
     from megatron_patches.positions._geometry import Geometry
 

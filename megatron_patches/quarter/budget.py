@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,18 +14,15 @@ from megatron_patches.standalone.shape import ModelShape
 # More passes over few tokens stop paying: up to four are nearly as good as new text (Muennighoff et
 # al. 2023, "Scaling Data-Constrained Language Models", section 6).
 MAX_PASSES = 4
-FEWEST_STEPS = 10
-SLACK = 0.06  # of the training time: steps are a little slower than the calibration's at times
+# Fewer updates than this, the warm-up among them, leave models whose order says nothing.
+FEWEST_STEPS, FEWEST_TOY_STEPS = 200, 10
+SLACK = 0.11  # of the training time: under long load steps become slower than in the calibration
+EVALUATION = 1.33  # times what scoring should take is kept for it
 TRAINING_SHARE = (0.55, 0.85)  # least and most of what is left after the calibration
-# Dense bfloat16 by the makers' data sheets, FLOP/s.
-PEAKS = {
-    "H200": 989e12,
-    "H100": 989e12,
-    "H20": 148e12,
-    "A100": 312e12,
-    "B200": 2250e12,
-    "L40S": 362e12,
-}
+# Dense bfloat16 by NVIDIA's data sheets, FLOP/s; words of a device's name that must all be there. Other
+# forms of a chip (PCIe, NVL, MIG slices, GH200) have other peaks: the words below rule them out.
+PEAKS = {("H200",): 989e12, ("H100", "HBM3"): 989e12, ("A100",): 312e12}
+OTHER_FORMS = {"NVL", "PCIe", "MIG"}
 
 
 class OutOfTime(RuntimeError):
@@ -52,7 +50,12 @@ def flops_per_token(shape: ModelShape, length: int, *, training: bool) -> float:
 
 
 def peak_flops(device_name: str) -> float | None:
-    return next((peak for name, peak in PEAKS.items() if name in device_name), None)
+    """The data sheet's figure; None for a device that is not in `PEAKS`."""
+    words = set(re.split(r"[^A-Za-z0-9]+", device_name))
+    for wanted, peak in PEAKS.items():
+        if words.issuperset(wanted) and not words & OTHER_FORMS:
+            return peak
+    return None
 
 
 def memory_bytes(run: PlannedRun, micro: int, evaluated: int) -> int:
@@ -90,13 +93,22 @@ class Speed:
 
 @dataclass(frozen=True)
 class Schedule:
-    """One number of steps for all methods; times in seconds a method."""
+    """One number of steps for all methods, which train one after another and are scored after that."""
 
     steps: int
     limit: str  # what decided the number
-    training: float  # reserved
-    evaluation: float  # reserved
-    expected_evaluation: float
+    training: tuple[float, ...]  # expected seconds a method, setup included
+    evaluation: float  # seconds kept for the scoring of all methods
+    expected_evaluation: float  # seconds that it should take
+
+    def training_end(self, method: int, deadline: float) -> float:
+        """When the training of method number `method` must be over: as late as the later ones allow.
+
+        Only what the later methods and the scoring should take is kept from it, so all slack of the
+        schedule is there for whichever method is slower than calibrated.
+        """
+        scoring = min(self.expected_evaluation, self.evaluation)
+        return deadline - scoring - sum(self.training[method + 1 :])
 
 
 def schedule(
@@ -105,28 +117,34 @@ def schedule(
     lengths: Sequence[int],
     scored: int,
     most_steps: int,
+    fewest_steps: int | None = None,
 ) -> Schedule:
     """Divide what is left after the calibration.
 
-    The evaluation gets what it should take and a third more, within bounds; the slowest method
-    decides the number of steps. Raises PlanError when too few fit.
+    The evaluation gets what it should take and a third more, within bounds; the rest, less the slack,
+    is divided by what one step of all methods takes. Raises PlanError when fewer than `fewest_steps`
+    (FEWEST_STEPS) fit, unless these are all that the plan wants.
     """
-    methods = len(speeds)
-    expected = max(sum(s.scoring(scored, n) for n in lengths) for s in speeds)
+    fewest = FEWEST_STEPS if fewest_steps is None else fewest_steps
+    expected = sum(s.scoring(scored, n) for s in speeds for n in lengths)
     least, most = TRAINING_SHARE
-    each = seconds_left / methods
-    training = each * min(most, max(least, 1 - 1.33 * expected / each))
-    slowest = max(speeds, key=lambda s: s.step)
-    fitting = math.floor((training * (1 - SLACK) - max(s.setup for s in speeds)) / slowest.step)
+    share = 1 - EVALUATION * expected / max(seconds_left, 1e-9)
+    training = seconds_left * min(most, max(least, share))
+    setup, step = sum(s.setup for s in speeds), sum(s.step for s in speeds)
+    fitting = max(0, math.floor((training * (1 - SLACK) - setup) / step))
     steps, limit = fitting, "the time left"
     if most_steps < fitting:
         steps, limit = most_steps, "the plan: its train_iters, or four passes over the text"
-    if steps < FEWEST_STEPS:
+    if steps < min(fewest, most_steps) or steps < 1:
+        # Each method's steps at this speed, with what is spent before them.
+        short = (min(fewest, most_steps) * step + setup) / (1 - SLACK) / least - seconds_left
         raise PlanError(
-            f"only {max(0, steps)} steps of {slowest.step:.2g} s fit into the time left, fewer than "
-            f"{FEWEST_STEPS}: more --minutes, a faster device, or --toy"
+            f"only {steps} steps a method fit into the {max(0.0, seconds_left):.0f} s left, "
+            f"{step / len(speeds):.2g} s each; fewer than {fewest} say nothing: about "
+            f"{max(1, math.ceil(short / 60))} --minutes more, a faster device, or --toy"
         )
-    return Schedule(steps, limit, training, each - training, min(expected, each - training))
+    each = tuple(s.setup + steps * s.step for s in speeds)
+    return Schedule(steps, limit, each, seconds_left - training, expected)
 
 
 def most_steps(run: PlannedRun, tokens: int) -> int:

@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 
+from megatron_patches.quarter import machine
 from megatron_patches.quarter.budget import OutOfTime, Speed
 from megatron_patches.quarter.plan import PlannedRun, QuarterPlan
-from megatron_patches.quarter.results import Results
+from megatron_patches.quarter.results import Results, first_line
 from megatron_patches.standalone.model import GPT
 from megatron_patches.standalone.scoring import Score, score
 from megatron_patches.standalone.windows import Plan as WindowPlan
 
-# Windows of one forward pass together; the CPU has caches to think of.
+# In one forward pass; the CPU has caches to think of.
 TOKENS_PER_PASS = {"cuda": 65536, "cpu": 4096}
 LONGEST_TIMED = 16384  # beyond, a calibration would cost too much; attention grows linearly by then
 
@@ -45,59 +45,74 @@ class HeldOut:
         return f"|first {plan.evaluation.max_tokens}|aligned to {self.windows.longest}"
 
 
-def passes(device: torch.device, length: int) -> int:
+def passes(pass_tokens: int, length: int) -> int:
     """Windows a forward pass."""
-    return max(1, TOKENS_PER_PASS[device.type] // length)
+    return max(1, pass_tokens // length)
 
 
-def seconds_a_token(model: GPT, text: HeldOut, length: int, device: torch.device) -> float:
+def seconds_a_token(model: GPT, text: HeldOut, length: int, pass_tokens: int) -> float:
     """Of one full forward pass, after one that compiles."""
-    windows = text.windows.windows(length)[: passes(device, length)]
+    windows = text.windows.windows(length)[: passes(pass_tokens, length)]
     for _ in range(2):
         found = score(model, text.tokens, windows, batch_size=len(windows))
     return found.seconds / (len(windows) * length)
 
 
+@dataclass(frozen=True)
+class Limits:
+    """`now` and `deadline` are seconds of one clock; `pass_tokens` go through a model at once."""
+
+    now: Callable[[], float]
+    deadline: float
+    pass_tokens: int
+
+
 def evaluate(
     run: PlannedRun,
     model: GPT,
+    length: int,
     text: HeldOut,
     plan: QuarterPlan,
     speed: Speed,
+    limits: Limits,
     results: Results,
-    now: Callable[[], float],
-    deadline: float,
 ) -> None:
-    """Rows of all lengths, shortest first; a length that does not fit before `deadline` is a failed row.
-
-    `now` and `deadline` are seconds of one clock.
-    """
+    """Rows of one model at one length; a length that does not fit in time is a failed row."""
     model.eval()
     device = next(model.parameters()).device
-    for length in sorted(plan.evaluation.lengths):
-        begun = now()
-        try:
-            model.position_method.can_read(length)
-        except ValueError as error:
-            _refuse(run, length, str(error), results)
-            continue
-        try:
-            windows = text.windows.windows(length)
-            expected = speed.scoring(passes(device, length) * length, length)
-            left = _Left(now, deadline, len(windows) * length, expected)
-            left.check()
-            found = score(
-                model,
-                text.tokens,
-                windows,
-                batch_size=passes(device, length),
-                by_position=True,
-                advance=left.advance,
-            )
-            _record(run, length, found, plan, results)
-        except (OutOfTime, ValueError, ArithmeticError, RuntimeError, MemoryError) as error:
-            message = (str(error).strip() or type(error).__name__).splitlines()[0]
-            results.fail(run, length, message, now() - begun)
+    try:
+        model.position_method.can_read(length)
+    except ValueError as error:
+        _refuse(run, length, str(error), results)
+        return
+    begun = limits.now()
+    machine.forget_peak(device)
+    try:
+        windows = text.windows.windows(length)
+        size = passes(limits.pass_tokens, length)
+        expected = speed.scoring(size * length, length)
+        left = _Left(limits.now, limits.deadline, len(windows) * length, expected)
+        left.check()
+        found = score(
+            model,
+            text.tokens,
+            windows,
+            batch_size=size,
+            by_position=True,
+            advance=left.advance,
+        )
+        _record(run, length, found, plan, results)
+    except Exception as error:  # a compiled kernel may raise anything; the other cells go on
+        results.keep_traceback(f"{run.name} at {length}", error)
+        results.fail(run, length, first_line(error), limits.now() - begun)
+        return
+    results.describe_length(
+        run,
+        length,
+        seconds=found.seconds,
+        tokens_per_second=found.tokens / max(found.seconds, 1e-9),
+        peak_bytes=machine.peak_bytes(device),
+    )
 
 
 class _Left:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import platform
+import shutil
+import subprocess
+from importlib import metadata
 from typing import Any
 
 import torch
@@ -34,6 +37,12 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+def free(device: torch.device) -> None:
+    """Give the allocator's unused blocks back, for the next model to cut anew."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
 def forget_peak(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
@@ -49,6 +58,36 @@ def facts(device: torch.device) -> dict[str, Any]:
         "device": name(device),
         "device_type": device.type,
         "torch": str(torch.__version__),
+        "triton": _version("triton"),
         "cuda": torch.version.cuda,
         "python": platform.python_version(),
     }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+QUERY = (
+    *("name", "pstate", "clocks.sm", "clocks.max.sm", "clocks.mem", "power.draw", "power.limit"),
+    *("temperature.gpu", "utilization.gpu", "memory.used"),
+)
+
+
+def clocks(device: torch.device) -> str | None:
+    """nvidia-smi's line on clocks, power and temperature; None where it does not exist or answer.
+
+    A throttled or shared device explains speeds that nothing else does. Only read, nothing is set.
+    """
+    program = shutil.which("nvidia-smi")
+    if device.type != "cuda" or program is None:
+        return None
+    command = [program, f"--query-gpu={','.join(QUERY)}", "--format=csv"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=15)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

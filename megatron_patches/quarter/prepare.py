@@ -24,7 +24,6 @@ from megatron_patches.quarter.plan import (
     QuarterPlan,
     Text,
     Training,
-    code_sha,
     read_plan,
     write_plan,
 )
@@ -71,6 +70,8 @@ def prepare(
             f"{max_bytes / 1e6:.0f} MB that a bare machine is asked to take: prepare less text"
         )
     plan = _plan(study, runs, prefixes)
+    if plan.git_sha.endswith("-dirty"):
+        say(f"warning: uncommitted changes; rows of a machine without git will name {plan.git_sha}")
     temporary = output.with_name(f".{output.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
@@ -137,7 +138,6 @@ def _plan(study: Study, runs: tuple[Run, ...], prefixes: dict[str, str]) -> Quar
     return QuarterPlan(
         study=study.name,
         git_sha=git_sha(),
-        code_sha=code_sha(),
         tokenizer=tokenizer_fingerprint([train, valid]),
         tokens_per_byte=tokens_per_byte([valid]),
         train=_text(train),

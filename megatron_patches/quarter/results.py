@@ -9,18 +9,25 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from megatron_patches.analysis.rows import KernelRow, Row, append_kernels, append_rows
+from megatron_patches.quarter.budget import OutOfTime
 from megatron_patches.quarter.plan import PlanError, PlannedRun, QuarterPlan
 from megatron_patches.standalone.fingerprints import write_json
 from megatron_patches.training.log import append
 
 Cell = tuple[str, str, int]  # run, protocol, length
 ENGINE = "quarter_hour"
+ERRORS = "errors.log"
+
+
+def first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 class Results:
@@ -55,6 +62,24 @@ class Results:
             own = self.summary.setdefault("runs", {}).setdefault(run.name, {})
             own |= facts
             self.describe()
+
+    def describe_length(self, run: PlannedRun, length: int, /, **facts: Any) -> None:
+        """Measurements of one scored length, in the summary of its run."""
+        with self._lock:
+            own = self.summary.setdefault("runs", {}).setdefault(run.name, {})
+            own.setdefault("evaluation", {})[str(length)] = facts
+            self.describe()
+
+    def keep_traceback(self, where: str, error: BaseException) -> None:
+        """The whole story in errors.log; rows and summary have room for its first line only."""
+        if isinstance(error, OutOfTime):
+            return  # says all there is to say
+        self.note(f"---- {where}\n{''.join(traceback.format_exception(error))}")
+
+    def note(self, text: str) -> None:
+        """A paragraph of errors.log."""
+        with self._lock, open(self.folder / ERRORS, "a", encoding="utf-8") as file:
+            file.write(f"{text}\n")
 
     def trained(self, run: PlannedRun, **fields: Any) -> None:
         """Row fields that only the training decides: step, parameters, attention."""

@@ -11,6 +11,7 @@ from typing import NoReturn
 
 from data_prep.errors import DataError
 from megatron_patches.config import Config, ConfigError
+from megatron_patches.standalone.signals import INTERRUPTED, Interrupted
 
 USAGE, FAILED = 2, 1
 
@@ -18,7 +19,8 @@ USAGE, FAILED = 2, 1
 def guarded(main: Callable[[], int], debug: bool) -> int:
     """Run `main`; known errors become one message on stderr and an exit code, others a traceback.
 
-    2 stands for a command or configuration that cannot be right, 1 for a run that failed.
+    2 stands for a command or configuration that cannot be right, 1 for a run that failed, 75 for a
+    training that a signal ended after a checkpoint.
     """
     try:
         return main()
@@ -26,6 +28,10 @@ def guarded(main: Callable[[], int], debug: bool) -> int:
         return _say(error, USAGE, debug)
     except (DataError, ValueError, RuntimeError, OSError) as error:
         return _say(error, FAILED, debug)
+    except Interrupted as ended:
+        if os.environ.get("RANK", "0") == "0":
+            print(f"interrupted: {ended}", file=sys.stderr)
+        return INTERRUPTED
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130

@@ -1,9 +1,10 @@
-"""Checkpoints: written aside and renamed, read as untrusted input, resumed exactly."""
+"""Checkpoints read as untrusted input: configuration and weights of a run of either engine.
+
+`saving` writes them, `resuming` continues from them.
+"""
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,31 +18,33 @@ from megatron_patches.config import (
     ConfigError,
     check_standalone,
     compose,
-    config_sha,
     contradictions,
     from_mapping,
     load_run_config,
 )
 from megatron_patches.standalone.build import shape_of
 from megatron_patches.standalone.model import GPT
+from megatron_patches.standalone.resuming import begun, resume, set_aside
+from megatron_patches.standalone.saving import save
 from megatron_patches.standalone.weights import (
     CheckpointError,
     fill,
     merge_shards,
     read_shards,
-    safe_load,
     step_folder,
     step_number,
 )
 
 __all__ = [
     "CheckpointError",
+    "begun",
     "check_start",
     "load_model",
     "load_weights",
     "read_config",
     "resume",
     "save",
+    "set_aside",
     "step_folder",
     "step_number",
 ]
@@ -153,94 +156,3 @@ def load_model(
     fill(model, merge_shards(shards, model), str(path))
     stored = shards[0][embedding].dtype
     return model.to(device=device, dtype=dtype or stored).eval()
-
-
-def save(engine: Any, folder: Path, step: int, client: dict[str, Any], keep: int | None) -> Path:
-    """Write `global_step<step>` with weights, optimizer and `client` state, then point `latest` at it.
-
-    All ranks call it. The files are written under another name first: an interrupted save leaves the
-    previous checkpoint and `latest` as they were. `keep` is the number of steps left on disk.
-    """
-    tag = f"global_step{step}"
-    aside = f"writing-{tag}"
-    rank = torch.distributed.get_rank()
-    if rank == 0:
-        folder.mkdir(parents=True, exist_ok=True)
-        for left in folder.glob("writing-*"):  # of a run that was killed while saving
-            shutil.rmtree(left)
-    torch.distributed.barrier()
-    engine.save_checkpoint(str(folder), tag=aside, client_state=client, save_latest=False)
-    if engine.zero_optimization_partition_weights():
-        # ZeRO 3 leaves only slices on each rank; whole weights make the run readable without it.
-        whole = engine._zero3_consolidated_16bit_state_dict()
-        if rank == 0:
-            torch.save({"module": whole}, folder / aside / "mp_rank_00_model_states.pt")
-    torch.distributed.barrier()
-    if rank == 0:
-        target = folder / tag
-        if target.exists():
-            shutil.rmtree(target)
-        (folder / aside).rename(target)
-        temporary = folder / ".latest"
-        temporary.write_text(tag, encoding="utf-8")
-        os.replace(temporary, folder / "latest")
-        steps = sorted(folder.glob("global_step*"), key=step_number)
-        for old in steps[:-keep] if keep else []:
-            if old != target:
-                shutil.rmtree(old)
-    torch.distributed.barrier()
-    return folder / tag
-
-
-def _deepspeed_globals() -> list[Any]:
-    """What the optimizer files of ZeRO hold besides tensors: plain records, which run nothing."""
-    from deepspeed.runtime.fp16 import loss_scaler
-    from deepspeed.runtime.zero.config import ZeroStageEnum
-    from deepspeed.utils.tensor_fragment import fragment_address
-
-    scalers = [loss_scaler.LossScaler, loss_scaler.DynamicLossScaler]
-    return [*scalers, ZeroStageEnum, fragment_address]
-
-
-def _verified_shas(folder: Path) -> set[str]:
-    """Read every file of a step with the safe loader, shared out over the ranks, one at a time.
-
-    DeepSpeed unpickles without restriction, so nothing may reach it unread. Returns the hashes of
-    configurations that the files name; raises CheckpointError on all ranks if one finds a bad file.
-    """
-    rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
-    also, found, fault = _deepspeed_globals(), set(), None
-    try:
-        for file in sorted(folder.glob("*_states.pt"))[rank::ranks]:
-            state = safe_load(file, also)
-            if isinstance(state, dict) and "config_sha" in state:
-                found.add(str(state["config_sha"]))
-    except CheckpointError as error:
-        fault = str(error)
-    everyone: list[Any] = [None] * ranks
-    torch.distributed.all_gather_object(everyone, (found, fault))
-    for _, other in everyone:
-        if other is not None:
-            raise CheckpointError(other)
-    return set().union(*(shas for shas, _ in everyone))
-
-
-def resume(engine: Any, path: Path, config: Config) -> dict[str, Any]:
-    """Weights, optimizer and client state of the run in `path`; returns the client state.
-
-    Raises CheckpointError when the files are damaged, hold code, or are another run's.
-    """
-    folder = step_folder(path)
-    found = _verified_shas(folder)
-    if not found:
-        raise CheckpointError(f"{folder}: holds no state of this engine's to resume from")
-    # Before DeepSpeed copies anything: tensors of another model would stop it with a message of torch.
-    if found != {config_sha(config)}:
-        raise ConfigError(
-            f"{path} holds a run of another configuration ({', '.join(sorted(found))}, this one is "
-            f"{config_sha(config)}): choose another `save` or `run_name`, or remove the folder"
-        )
-    loaded, client = engine.load_checkpoint(str(folder.parent), tag=folder.name)
-    if loaded is None:
-        raise CheckpointError(f"{folder}: DeepSpeed found nothing to resume there")
-    return dict(client)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 from collections.abc import Sequence
@@ -89,7 +90,16 @@ def eval_main(arguments: Sequence[str] | None = None) -> int:
     made.add_argument(
         "--resume", action="store_true", help="skip cells that --output already holds"
     )
-    made.add_argument("--kernels", type=Path, help="append the learned kernels to this .jsonl file")
+    kernels = made.add_mutually_exclusive_group()
+    kernels.add_argument(
+        "--kernels", type=Path, help="append the learned kernels to this .jsonl file"
+    )
+    kernels.add_argument(
+        "--only-kernels",
+        type=Path,
+        metavar="FILE",
+        help="write the learned kernels as this .jsonl file and score nothing",
+    )
     options = made.parse_args(arguments)
     if not options.config and options.checkpoint is None:
         made.error("name a --checkpoint, or the configuration of a run")
@@ -106,6 +116,8 @@ def _evaluate(options: argparse.Namespace) -> int:
         raise ConfigError("--set needs the configuration files that it changes")
     path = options.checkpoint or _checkpoint_of(config)
     stored = read_config(path, config)
+    if options.only_kernels is not None:
+        return _write_kernels(options, path, stored)
     implementation = options.attention or (config.attention_impl if config else "auto")
     if implementation not in ("auto", *IMPLEMENTATIONS):
         raise ConfigError(
@@ -133,15 +145,30 @@ def _evaluate(options: argparse.Namespace) -> int:
         print(f"{len(rows)} rows appended to {output}")
     if options.kernels is not None:
         from megatron_patches.analysis.rows import append_kernels
-        from megatron_patches.standalone.kernels import kernel_rows
+        from megatron_patches.standalone.kernels import run_kernels
 
-        variant = evaluation.common["options"]
-        append_kernels(
-            options.kernels,
-            kernel_rows(evaluation.model, evaluation.config, evaluation.step, options=variant),
-        )
+        heads = run_kernels(evaluation.model, evaluation.config, evaluation.step, path)
+        append_kernels(options.kernels, heads)
     # A method that cannot read a length has answered the question; a failed cell has not.
     return FAILED if any(row.status == "failed" for row in rows) else 0
+
+
+def _write_kernels(options: argparse.Namespace, path: str | Path, config: Config) -> int:
+    from megatron_patches.standalone import checkpoint
+    from megatron_patches.standalone.kernels import run_kernels, write_kernels
+
+    scoring = ("output", "lengths", "protocol", "split", "stride", "last_k", "window", "max_tokens")
+    given = [name for name in (*scoring, "paper_windows", "batch_size") if getattr(options, name)]
+    if given:
+        raise ConfigError(
+            f"--only-kernels scores nothing: leave out --{given[0].replace('_', '-')}"
+        )
+    model = checkpoint.load_model(path, config=config, device=device_of(options.device, config))
+    step = checkpoint.step_number(checkpoint.step_folder(path))
+    rows = run_kernels(model, config, step, path)
+    write_kernels(options.only_kernels, rows)
+    print(f"{len(rows)} kernels written to {options.only_kernels}")
+    return 0
 
 
 def _checkpoint_of(config: Config | None) -> Path:
@@ -177,13 +204,20 @@ def _request(options: argparse.Namespace, config: Config | None) -> dict[str, An
 
 def generate_main(arguments: Sequence[str] | None = None) -> int:
     made = parser(
-        "Continue a text with a trained model.",
+        "Continue texts with a trained model: one as plain text, several as JSON lines.",
         "python generate.py --checkpoint checkpoints/kerple_log-local_code-1234 "
         "--prompt 'def main(' --tokens 64",
     )
     add_config_arguments(made, "*")
     made.add_argument("--checkpoint", type=Path, help="run folder or global_stepN folder")
-    made.add_argument("--prompt", help="text to continue; default: standard input")
+    made.add_argument(
+        "--prompt",
+        action="append",
+        help="text to continue, may be repeated; default: standard input",
+    )
+    made.add_argument(
+        "--prompts", type=Path, metavar="FILE.jsonl", help='JSON lines with a "text" to continue'
+    )
     made.add_argument("--tokens", type=whole(1), default=64, help="how many to add at most")
     made.add_argument("--temperature", type=number(0), default=0.0, help="0: always the likeliest")
     made.add_argument("--top-k", type=whole(1))
@@ -196,13 +230,12 @@ def generate_main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _generate(options: argparse.Namespace) -> int:
-    import torch
-
     from data_prep.tokenizing import load_tokenizer
     from megatron_patches.standalone import provenance
     from megatron_patches.standalone.checkpoint import load_model, read_config
-    from megatron_patches.standalone.generate import generate
+    from megatron_patches.standalone.generate import generate, left_padded
 
+    prompts = _prompts(options)
     config = compose(options.config, options.set) if options.config else None
     path = options.checkpoint or _checkpoint_of(config)
     config = read_config(path, config)
@@ -222,17 +255,41 @@ def _generate(options: argparse.Namespace) -> int:
             f"{config.vocab_file} has {tokenizer.vocab_size} entries, the model "
             f"{model.shape.vocabulary}: another tokenizer"
         )
-    prompt = sys.stdin.read() if options.prompt is None else options.prompt
-    ids = torch.tensor([tokenizer.encode(prompt)], dtype=torch.int64)
-    text = generate(
+    ids, padding = left_padded([tokenizer.encode(prompt) for prompt in prompts])
+    texts = generate(
         model,
         ids,
         options.tokens,
+        padding_BL=padding if bool(padding.any()) else None,
         temperature=options.temperature,
         top_k=options.top_k,
         seed=options.seed,
         stop=tokenizer.eod,
         vocabulary=tokenizer.vocab_size,
     )
-    print(tokenizer.decode(text[0].tolist()))
+    for prompt, text, hidden in zip(prompts, texts.tolist(), padding.sum(1).tolist(), strict=True):
+        # What follows the first end of text belongs to longer rows of the batch.
+        start = ids.shape[1]
+        end = text.index(tokenizer.eod, start) if tokenizer.eod in text[start:] else len(text)
+        whole = tokenizer.decode(text[hidden:end])
+        print(whole if len(prompts) == 1 else json.dumps({"prompt": prompt, "text": whole}))
     return 0
+
+
+def _prompts(options: argparse.Namespace) -> list[str]:
+    """From the command line, then the file; standard input where neither is given."""
+    found = list(options.prompt or [])
+    if options.prompts is not None:
+        for number, line in enumerate(options.prompts.read_text(encoding="utf-8").splitlines(), 1):
+            try:
+                found.append(str(json.loads(line)["text"]))
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
+                where = f"{options.prompts}:{number}"
+                raise ConfigError(f'{where}: expected {{"text": "..."}} ({error!r})') from error
+    elif options.prompt is None:
+        found.append(sys.stdin.read())
+    if not found or not all(found):
+        raise ConfigError(
+            "a prompt is empty: give --prompt TEXT, --prompts FILE.jsonl or standard input"
+        )
+    return found

@@ -9,7 +9,7 @@ import numpy as np
 from data_prep.errors import DataError
 from data_prep.indexed import IndexedDataset
 from data_prep.splits import split_ranges
-from megatron_patches.config import Config, ConfigError
+from megatron_patches.config import Batch, Config, ConfigError
 from megatron_patches.standalone.samples import (
     SURPLUS,
     Blend,
@@ -30,6 +30,7 @@ __all__ = [
     "sources",
     "split_documents",
     "token_stream",
+    "validation_batches",
 ]
 
 SPLITS = ("train", "valid", "test")
@@ -87,6 +88,19 @@ def build_samples(config: Config, part: str, length: int, samples: int) -> Sampl
             order = SampleOrder(dataset, documents, length, 2, config.seed)
         orders.append(order)
     return Blend(orders, weights) if len(orders) > 1 else orders[0]
+
+
+def validation_batches(config: Config, batch: Batch, rank: int, ranks: int) -> list[np.ndarray]:
+    """The micro batches of one rank at every validation, the same whatever the step; may be none."""
+    has_text = bool(config.valid_data_paths or config.data_path)
+    if not config.eval_iters or not config.eval_interval or not has_text:
+        return []
+    length = config.seq_length_val or config.seq_length
+    asked = (config.train_iters // config.eval_interval + 1) * config.eval_iters
+    samples = build_samples(config, "valid", length, asked * batch.global_)
+    batches = micro_batches(samples, batch.micro, rank, ranks, 0)
+    # One of NeoX's evaluation steps is as many micro batches as a training step.
+    return [next(batches)[1] for _ in range(config.eval_iters * batch.accumulation)]
 
 
 def token_stream(config: Config, part: str) -> tuple[np.ndarray, list[IndexedDataset]]:

@@ -12,13 +12,27 @@ import torch
 
 from data_prep.errors import DataError
 from megatron_patches.analysis.rows import Row, append_rows, cell_key, read_rows
-from megatron_patches.config import Config, ConfigError, config_sha
+from megatron_patches.config import Config, ConfigError
 from megatron_patches.standalone import checkpoint, provenance
 from megatron_patches.standalone.describe import attention_bytes
 from megatron_patches.standalone.scoring import TOKENS_PER_PASS, score
 from megatron_patches.standalone.texts import Request, open_text
 
-__all__ = ["Evaluation", "Request"]
+__all__ = ["Evaluation", "Request", "trained_options"]
+
+
+def trained_options(config: Config) -> dict[str, Any]:
+    """What makes a trained model more than its method's name: it tells variants apart in tables."""
+    keys = (
+        *("position_options", "position_init", "position_precision", "position_sharing"),
+        *("position_weight_decay", "sliding_window_width", "variant"),
+    )
+    defaults = type(config).model_fields
+    return {
+        key: value
+        for key in keys
+        if (value := getattr(config, key)) != defaults[key].get_default(call_default_factory=True)
+    }
 
 
 class Evaluation:
@@ -78,7 +92,7 @@ class Evaluation:
             "tokenizer": provenance.tokenizer_fingerprint(self.datasets),
             "data": provenance.data_fingerprint(self.datasets, self.text.cut),
             # of the training: the text of an evaluation has a fingerprint of its own
-            "config_sha": provenance.read_run(self.path).get("config_sha", config_sha(config)),
+            "config_sha": provenance.trained_sha(self.path, config),
             "git_sha": provenance.git_sha(),
             "engine": provenance.read_run(self.path).get("engine", "unknown"),
             "attention": self.model.attention_name(),
@@ -90,18 +104,7 @@ class Evaluation:
         }
 
     def _variant(self) -> dict[str, Any]:
-        """What makes this more than the method's name says: it tells variants apart in tables."""
-        keys = (
-            *("position_options", "position_init", "position_precision", "position_sharing"),
-            *("position_weight_decay", "sliding_window_width", "variant"),
-        )
-        defaults = type(self.config).model_fields
-        found = {
-            key: value
-            for key in keys
-            if (value := getattr(self.config, key))
-            != defaults[key].get_default(call_default_factory=True)
-        }
+        found = trained_options(self.config)
         if self.model.shape.attention_eps:
             found["attention_eps"] = self.model.shape.attention_eps
         if self.request.window is not None:
@@ -170,10 +173,10 @@ class Evaluation:
         return f"attention: {impl}, about {megabytes:.0f} MB a layer at {length} tokens"
 
     def finished(self, output: str | Path) -> set[int]:
-        """Lengths whose cell is in `output` already with a result."""
+        """Lengths whose cell is in `output` already: a refusal answers, too, a failure does not."""
         if not Path(output).exists():
             return set()
-        done = {cell_key(row) for row in read_rows(output) if row.status == "ok"}
+        done = {cell_key(row) for row in read_rows(output) if row.status != "failed"}
         return {n for n in self.request.lengths if cell_key(self._cell(n)) in done}
 
     def run(

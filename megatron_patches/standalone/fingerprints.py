@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import subprocess
@@ -12,6 +11,7 @@ from typing import Any
 
 from data_prep.errors import DataError
 from data_prep.indexed import IndexedDataset
+from megatron_patches.analysis.cuts import text_fingerprint
 
 
 def git_sha() -> str:
@@ -35,10 +35,7 @@ def git_sha() -> str:
 
 def data_fingerprint(datasets: Sequence[IndexedDataset], extra: str = "") -> str:
     """16 hex digits for the text of a split; `extra` tells parts of one file apart."""
-    parts = [dataset.fingerprint for dataset in datasets]
-    if len(parts) == 1 and not extra:
-        return parts[0]
-    return hashlib.sha256(" ".join([*parts, extra]).encode()).hexdigest()[:16]
+    return text_fingerprint([dataset.fingerprint for dataset in datasets], extra)
 
 
 def tokenizer_fingerprint(datasets: Sequence[IndexedDataset]) -> str:

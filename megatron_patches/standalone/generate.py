@@ -1,11 +1,29 @@
-"""Continue a text with a trained model, with a key/value cache."""
+"""Continue texts with a trained model, with a key/value cache."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from megatron_patches.standalone.model import GPT, Cache
+
+
+def left_padded(prompts: Sequence[Sequence[int]], filler: int = 0) -> tuple[Tensor, Tensor]:
+    """Prompts of any lengths as one batch: ids int64 `[B, L]` and where they are padding, bool `[B, L]`.
+
+    Raises ValueError where there is no prompt or an empty one.
+    """
+    if not prompts or not all(len(prompt) for prompt in prompts):
+        raise ValueError("the prompt has no tokens")
+    longest = max(len(prompt) for prompt in prompts)
+    ids_BL = torch.full((len(prompts), longest), filler, dtype=torch.int64)
+    padding_BL = torch.ones(len(prompts), longest, dtype=torch.bool)
+    for row, prompt in enumerate(prompts):
+        ids_BL[row, longest - len(prompt) :] = torch.as_tensor(prompt)
+        padding_BL[row, longest - len(prompt) :] = False
+    return ids_BL, padding_BL
 
 
 @torch.no_grad()
@@ -14,6 +32,7 @@ def generate(
     prompt_BL: Tensor,
     tokens: int,
     *,
+    padding_BL: Tensor | None = None,
     temperature: float = 0.0,
     top_k: int | None = None,
     seed: int = 0,
@@ -24,29 +43,45 @@ def generate(
 
     Args:
         prompt_BL: int64, all of one length, at least one token.
+        padding_BL: bool, True at padding, which stands left of the prompts (`left_padded`). A row then
+            gives what its prompt gives alone, up to rounding.
         temperature: 0 takes the likeliest token; otherwise sampling from logits / temperature.
         top_k: sample among the k likeliest.
         seed: of the sampling, which uses a generator of its own.
-        stop: end early once every row has produced this id.
+        stop: a row that has produced this id repeats it; end early once all have.
         vocabulary: ids from here on are padding of the embedding and are never produced.
 
     Raises:
-        ValueError: empty prompt, or a total length that the position method cannot read.
+        ValueError: empty prompt, padding that does not stand left, or a total length that the position
+            method cannot read.
     """
     if prompt_BL.shape[1] == 0:
         raise ValueError("the prompt has no tokens")
+    if padding_BL is not None and (
+        padding_BL.shape != prompt_BL.shape
+        or bool(padding_BL[:, -1].any())
+        or bool((padding_BL[:, 1:] & ~padding_BL[:, :-1]).any())
+    ):
+        raise ValueError(
+            "padding_BL must have the shape of the prompts, with True at their left only"
+        )
     model.position_method.can_read(prompt_BL.shape[1] + tokens)
     device = next(model.parameters()).device
     generator = torch.Generator(device=device).manual_seed(seed)
     cache = Cache.empty(model.shape.layers)
     text, new = prompt_BL.to(device), prompt_BL.to(device)
+    padding = None if padding_BL is None else padding_BL.to(device)
     done = torch.zeros(len(text), dtype=torch.bool, device=device)
     for _ in range(tokens):
-        logits = model.logits(model.hidden(new, cache)[:, -1:]).float()[:, 0]
+        logits = model.logits(model.hidden(new, cache, padding)[:, -1:]).float()[:, 0]
         if vocabulary is not None:
             logits[:, vocabulary:] = float("-inf")
         new = _choose(logits, temperature, top_k, generator)
+        if stop is not None:
+            new[done] = stop
         text = torch.cat([text, new], dim=1)
+        if padding is not None:
+            padding = torch.cat([padding, padding.new_zeros(len(text), 1)], dim=1)
         if stop is not None:
             done |= new[:, 0] == stop
             if bool(done.all()):

@@ -44,10 +44,11 @@ class Embedding(nn.Module):
         if position is not None:
             self.add_module(position.module_name, position)
 
-    def forward(self, tokens_BL: Tensor, positions_L: Tensor) -> Tensor:
+    def forward(self, tokens_BL: Tensor, positions: Tensor) -> Tensor:
+        """`positions` is [L] or [B, L]."""
         x_BLC = self.word_embeddings(tokens_BL)
         if self._position_name is not None:
-            x_BLC = getattr(self, self._position_name)(x_BLC, positions_L)
+            x_BLC = getattr(self, self._position_name)(x_BLC, positions)
         return x_BLC
 
 
@@ -205,12 +206,15 @@ class GPT(nn.Module):
         Args:
             tokens_BL: int64 token ids.
             cache: tokens are appended to it; None reads `tokens_BL` as a whole sequence.
-            padding_BK: bool, True at padding, over cached and new tokens together.
+            padding_BK: bool, True at padding, over cached and new tokens together. Padding stands left
+                or right of the text; absolute positions count from the first real token.
             last: return `[B, last, C]`, the last positions; the last layer computes no others.
         """
         start = 0 if cache is None else cache.length
-        positions_L = torch.arange(start, start + tokens_BL.shape[1], device=tokens_BL.device)
-        x_BLC = self.sequential["0"](tokens_BL, positions_L)
+        positions = torch.arange(start, start + tokens_BL.shape[1], device=tokens_BL.device)
+        if padding_BK is not None:  # [B, L] from here on
+            positions = ((~padding_BK).cumsum(1) - 1).clamp(min=0)[:, start:]
+        x_BLC = self.sequential["0"](tokens_BL, positions)
         recompute = self.shape.checkpoint_activations and self.training and cache is None
         for number in self._layers:
             layer = self.sequential[str(number)]

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from megatron_patches.config import ConfigError
+from megatron_patches.config import Config, ConfigError, config_sha
 from megatron_patches.standalone.fingerprints import (
     data_fingerprint,
     git_sha,
@@ -27,6 +27,7 @@ __all__ = [
     "read_run",
     "tokenizer_fingerprint",
     "tokens_per_byte",
+    "trained_sha",
     "write_json",
     "write_text",
 ]
@@ -53,6 +54,11 @@ def read_run(path: str | Path) -> dict[str, Any]:
             if isinstance(content, dict):
                 return content
     return {}
+
+
+def trained_sha(path: str | Path, config: Config) -> str:
+    """The hash of the configuration that a run was trained with; of `config` for a foreign one."""
+    return str(read_run(path).get("config_sha", config_sha(config)))
 
 
 def check_same_run(source: Path, now: dict[str, Any], zero_stage: int) -> None:

@@ -192,17 +192,17 @@ class Retrieval:
         )
 
     def finished(self, output: str | Path) -> set[tuple[Any, ...]]:
-        """Keys of the cells that are in `output` already with a result."""
+        """Keys of the cells that are in `output` already: a refusal answers, too, a failure does not."""
         if not Path(output).exists():
             return set()
-        return {retrieval_key(row) for row in read_retrieval(output) if row.status == "ok"}
+        return {retrieval_key(row) for row in read_retrieval(output) if row.status != "failed"}
 
     def run(
         self, output: str | Path | None, say: Callable[[str], None], *, resume: bool = False
     ) -> list[RetrievalRow]:
         """Rows of all cells, each appended to `output` as soon as it is known.
 
-        `resume` leaves out the cells that `output` already has a result of.
+        `resume` leaves out the cells that `output` already has an answer to.
         """
         done = self.finished(output) if resume and output is not None else set()
         rows = []

@@ -13,13 +13,13 @@ import numpy as np
 
 from data_prep.errors import DataError
 from data_prep.indexed import IndexedDataset
+from megatron_patches.analysis.cuts import PAPER_WINDOWS, fixed_cut, paper_cut
 from megatron_patches.config import Config
 from megatron_patches.standalone.data import Blend, Samples, build_samples, sources, token_stream
 from megatron_patches.standalone.windows import Plan, Window, check_settings
 
-# Of the authors' evaluation (`ex_eval.yml`): windows at each length, and the key from which NeoX
-# computes where in the validation windows a run of so many steps goes on.
-PAPER_WINDOWS = 320
+# Of the authors' evaluation (`ex_eval.yml`): the key from which NeoX computes where in the validation
+# windows a run of so many steps goes on.
 PAPER_EVAL_INTERVAL = 1000
 
 
@@ -43,6 +43,8 @@ class Request:
 
     def __post_init__(self) -> None:
         """Raises ValueError for a setting that the protocol lacks or does not have."""
+        # A length that is named twice is one cell.
+        object.__setattr__(self, "lengths", tuple(dict.fromkeys(self.lengths)))
         given = ("stride", "last_k", "max_tokens", "paper_windows")
         check_settings(self.protocol, {name: getattr(self, name) for name in given})
 
@@ -84,12 +86,8 @@ class FixedText:
         settings = (request.stride, request.last_k)
         self.plan = Plan(request.protocol, len(self.tokens), request.lengths, *settings)
         _check_entries(self.tokens, vocabulary, self.datasets)
-        self.cut = _part(config, request.split)
-        if request.max_tokens is not None:
-            self.cut += f"|first {request.max_tokens}"
-        if request.protocol != "sliding":
-            # Windows are aligned to the longest length, so it decides which targets are scored.
-            self.cut += f"|aligned to {self.plan.longest}"
+        part = _part(config, request.split)
+        self.cut = fixed_cut(part, request.protocol, request.max_tokens, self.plan.longest)
 
     def stride_at(self, length: int) -> int:
         # Where no length fits into the text, there is no stride; rows want one.
@@ -113,9 +111,7 @@ class DrawnText:
         self.count = request.paper_windows or PAPER_WINDOWS
         self.skipped = step // PAPER_EVAL_INTERVAL * self.count if self.split == "valid" else 0
         self.datasets = [IndexedDataset(prefix) for prefix, _ in sources(config, self.split)]
-        # Neither the seed nor the lengths: rows of several seeds meet in one table, and each length
-        # is drawn by itself.
-        self.cut = f"{_part(config, self.split)}|paper {self.count}"
+        self.cut = paper_cut(_part(config, self.split), self.count)
 
     def stride_at(self, length: int) -> int:
         return length

@@ -7,6 +7,7 @@ import math
 import os
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +38,11 @@ class Watch:
         self._display = _Display(self.total, first_step, config.run_id)
 
     def step(self, numbers: dict[str, Any], *, show: bool = True) -> None:
-        self._file.write(json.dumps(numbers, allow_nan=True) + "\n")
-        self._file.flush()
+        try:
+            self._file.write(json.dumps(numbers, allow_nan=True) + "\n")
+            self._file.flush()
+        except OSError as error:  # a full disk; writing through an open file does not name it
+            raise OSError(error.errno, error.strerror, str(self.path)) from error
         if show:
             self._display.show(numbers)
         for name, tracker in list(self._trackers):
@@ -52,7 +56,8 @@ class Watch:
 
     def close(self) -> None:
         self._display.close()
-        self._file.close()
+        with suppress(OSError):  # what could not be written was told when it was tried
+            self._file.close()
         for _, tracker in self._trackers:
             end = getattr(tracker, "end", None)
             if end is not None:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from megatron_patches.standalone import manifest
 from megatron_patches.standalone.model import GPT
 
 State = dict[str, Tensor]
@@ -127,6 +128,13 @@ def read_shards(folder: Path) -> list[State]:
     for file in sorted(folder.iterdir()):
         if match := _LAYER.fullmatch(file.name):
             layers[int(match.group(2))][int(match.group(1))] = file
+    read = [*singles.values(), *(file for files in layers.values() for file in files.values())]
+    try:
+        faults = manifest.check(folder, [file.name for file in read])
+    except ValueError as error:
+        faults = [str(error)]
+    if faults:
+        raise CheckpointError(faults[0])
     if layers:
         shards = _read_layers(folder, layers)
     elif singles:

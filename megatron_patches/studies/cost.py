@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import statistics
@@ -10,28 +9,33 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from megatron_patches.analysis.cuts import PAPER_WINDOWS
 from megatron_patches.config import batch_arithmetic
-from megatron_patches.studies.plan import Plan, Run, data_prefixes
-from megatron_patches.studies.progress import PAPER_WINDOWS
+from megatron_patches.studies.plan import Plan, Run
 from megatron_patches.studies.questions import ROWS_A_CELL, Eval
 from megatron_patches.studies.schema import ROOT, shown
+from megatron_patches.studies.speed import ASSUMED_VOCABULARY, Speeds, measured_speeds
 from megatron_patches.studies.steps import Step
+from megatron_patches.studies.texts import Library, data_prefixes
 
-# A training step is a forward and a backward pass, the latter about twice the work.
-FORWARD_SHARE = 1 / 3
-# Where the data are not prepared yet: GPT-2's entries as NeoX pads them.
-ASSUMED_VOCABULARY = 50304
+Seconds = tuple[float, ...]
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Of what is left. `evaluation_tokens` is None where the text's size is not known yet."""
+    """Of what is left. `evaluation_tokens` is None where the text's size is not known yet.
+
+    `seconds` holds a figure for each unfinished run by itself, without its evaluation where the
+    size of its text is not known; None before any speed is known.
+    """
 
     training_tokens: int
     evaluation_tokens: int | None
     models: tuple[Model, ...]
     tokens_per_second: float | None  # of one training process
+    seconds: Seconds | None = None
 
     @property
     def gigabytes(self) -> float | None:
@@ -40,10 +44,18 @@ class Cost:
         return max(known, default=None)
 
     def hours(self, parallel: int) -> float | None:
-        if self.tokens_per_second is None:
+        """Until all is done, `parallel` runs at a time: no run is shared, and the longest is waited for."""
+        if self.seconds is None:
             return None
-        work = self.training_tokens + FORWARD_SHARE * (self.evaluation_tokens or 0)
-        return work / self.tokens_per_second / parallel / 3600
+        places = max(1, min(parallel, len(self.seconds)))
+        return max(sum(self.seconds) / places, max(self.seconds, default=0.0)) / 3600
+
+    @property
+    def longest_hours(self) -> float | None:
+        """Of the longest run; None where some part of it is not known."""
+        if not self.seconds or self.evaluation_tokens is None:
+            return None
+        return max(self.seconds) / 3600
 
 
 @dataclass(frozen=True)
@@ -56,24 +68,54 @@ class Model:
 
 
 def estimate(plan: Plan, tokens_per_second: float | None = None) -> Cost:
-    """The cost of the unfinished runs; without `tokens_per_second`, the median of the finished ones."""
-    runs = plan.unfinished
-    training, scoring = 0, 0
-    unknown = False
-    for run in runs:
-        for step in plan.steps(run):
-            if step.trains:
-                training += _training_tokens(run)
-                continue
-            tokens = _step_tokens(plan, run, step)
+    """The cost of the unfinished runs, at the speeds of the finished ones.
+
+    `tokens_per_second` is a training speed to reckon with instead.
+    """
+    runs, speeds = plan.unfinished, measured_speeds(plan, tokens_per_second)
+    parts = [_cost_of(plan, run, speeds) for run in runs]
+    scoring = [part.scoring for part in parts]
+    seconds = [part.seconds for part in parts]
+    medians = list(speeds.training.values())
+    return Cost(
+        training_tokens=sum(part.training for part in parts),
+        evaluation_tokens=None if None in scoring else sum(n for n in scoring if n is not None),
+        models=_models(runs),
+        tokens_per_second=tokens_per_second or (statistics.median(medians) if medians else None),
+        seconds=None if None in seconds else tuple(s for s in seconds if s is not None),
+    )
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Of one run. `scoring` None: the text is not prepared; `seconds` None: no speed is known."""
+
+    training: int
+    scoring: int | None
+    seconds: float | None
+
+
+def _cost_of(plan: Plan, run: Run, speeds: Speeds) -> _Part:
+    training, scoring, unknown = 0, 0, False
+    seconds: list[float | None] = []
+    for step in plan.steps(run):
+        if step.trains:
+            training = _training_tokens(run)
+            seconds.append(_duration(training, speeds.train(run)))
+        for cell in () if step.trains or step.kernels else plan.left[run.name, step.title]:
+            length = cell[1] if step.retrieval else cell[0]
+            tokens = _cell_tokens(plan.study.eval, run, step, cell, speeds.library)
             unknown |= tokens is None
             scoring += tokens or 0
-    return Cost(
-        training,
-        None if unknown else scoring,
-        _models(runs),
-        tokens_per_second or _measured(plan),
-    )
+            if tokens:
+                place = (length, step.window or run.config.sliding_window_width)
+                seconds.append(_duration(tokens, speeds.score(run, place)))
+    total = None if None in seconds else sum(s for s in seconds if s is not None)
+    return _Part(training, None if unknown else scoring, total)
+
+
+def _duration(tokens: int, speed: float | None) -> float | None:
+    return None if speed is None else tokens / speed
 
 
 def _training_tokens(run: Run) -> int:
@@ -81,57 +123,29 @@ def _training_tokens(run: Run) -> int:
     return batch_arithmetic(config, 1).global_ * config.seq_length * config.train_iters
 
 
-def _step_tokens(plan: Plan, run: Run, step: Step) -> int | None:
-    """Tokens that pass through the model for one step, over all its cells."""
-    asked = plan.study.eval
+def _cell_tokens(
+    asked: Eval, run: Run, step: Step, cell: tuple[Any, ...], library: Library
+) -> int | None:
+    """Tokens that pass through the model for one cell; None before the text is prepared."""
     if step.retrieval:
-        return _retrieval_tokens(plan.study.eval)
+        assert asked.retrieval is not None
+        # Every question is asked of a text with the answer and of one without.
+        return 2 * ROWS_A_CELL[cell[0]] * asked.retrieval.samples * int(cell[1])
+    length = int(cell[0])
     if step.protocol == "paper":
-        return sum((asked.paper_windows or PAPER_WINDOWS) * length for length in asked.lengths)
-    size = _split_tokens(run, step.split or "valid")
-    if asked.max_tokens is not None:
-        size = asked.max_tokens if size is None else min(size, asked.max_tokens)
-    if size is None:
+        return (asked.paper_windows or PAPER_WINDOWS) * length
+    text = library.text(run.config, step.split or "valid")
+    sizes = [size for size in (text and text.tokens, asked.max_tokens) if size is not None]
+    if not sizes:
         return None
-    longest = max((n for n in asked.lengths if n < size), default=0)
+    size = min(sizes)
     if step.protocol == "last":
+        longest = max((n for n in asked.lengths if n < size), default=0)
         windows = max(0, size - 1 - longest) // (asked.stride or longest or 1) + 1
-        return sum(windows * length for length in asked.lengths)
+        return windows * length
     if step.protocol == "sliding" and asked.stride:
-        later = {n: math.ceil(max(0, size - 1 - n) / asked.stride) for n in asked.lengths}
-        return sum((1 + windows) * length for length, windows in later.items())
-    return size * len(asked.lengths)
-
-
-def _retrieval_tokens(asked: Eval) -> int:
-    """Every question is asked of a text with the answer and of one without."""
-    found = asked.retrieval
-    if found is None:
-        return 0
-    questions = sum(ROWS_A_CELL[task] for task in found.tasks) * len(found.depths) * found.samples
-    return 2 * questions * sum(found.lengths)
-
-
-def _split_tokens(run: Run, split: str) -> int | None:
-    """From the sidecars of prepared data; None before they are prepared."""
-    total = 0
-    for prefix in data_prefixes(run.config, [split]):
-        try:
-            total += json.loads((ROOT / f"{prefix}.json").read_text(encoding="utf-8"))["tokens"]
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
-    return total or None
-
-
-def _measured(plan: Plan) -> float | None:
-    """Median training speed of the runs that are there."""
-    speeds = []
-    for run in plan.runs:
-        log = run.folder / "log.jsonl"
-        if log.is_file():
-            found = re.findall(r'"tokens_per_second": ?([\d.e+]+)', log.read_text(encoding="utf-8"))
-            speeds += [float(found[-1])] if found else []
-    return statistics.median(speeds) if speeds else None
+        return (1 + math.ceil(max(0, size - 1 - length) / asked.stride)) * length
+    return size
 
 
 def _models(runs: Sequence[Run]) -> tuple[Model, ...]:
@@ -185,6 +199,8 @@ def report(plan: Plan, cost: Cost, parallel: int, device: str) -> str:
     todo = plan.unfinished
     steps = [step for run in todo for step in plan.steps(run)]
     open_cells = sum(plan.open_cells.values())
+    files = sum(step.kernels is not None for step in steps)
+    kernels = f", {_count(files, 'file')} of kernels" if files else ""
     scored = "unknown until the data are prepared"
     if cost.evaluation_tokens is not None:
         scored = f"{cost.evaluation_tokens:,} tokens"
@@ -199,7 +215,7 @@ def report(plan: Plan, cost: Cost, parallel: int, device: str) -> str:
         ("finished", f"{len(plan.runs) - len(todo)} of {len(plan.runs)} runs, "
          f"{cells - open_cells} of {cells} cells"),
         ("left", f"{sum(s.trains for s in steps)} trainings of "
-         f"{cost.training_tokens:,} tokens together, {open_cells} cells, evaluation: {scored}"),
+         f"{cost.training_tokens:,} tokens together, {open_cells} cells{kernels}, evaluation: {scored}"),
     ]  # fmt: skip
     for model in cost.models:
         memory = "unknown" if model.gigabytes is None else f"about {model.gigabytes:.1f} GB a run"
@@ -243,8 +259,7 @@ def _time(cost: Cost, parallel: int) -> str:
     hours = cost.hours(parallel)
     if hours is None:
         return "unknown before the first run; --tokens-per-second N gives an estimate"
+    speed = cost.tokens_per_second
+    at = "" if speed is None else f" at {speed:,.0f} tokens/s of training a run"
     without = ", evaluation not counted" if cost.evaluation_tokens is None else ""
-    return (
-        f"about {hours:.1f} hours at {cost.tokens_per_second:,.0f} tokens/s a run "
-        f"(a token scored counts a third of one trained{without})"
-    )
+    return f"about {hours:.1f} hours{at}{without}"

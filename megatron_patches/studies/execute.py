@@ -143,6 +143,7 @@ class _Work:
                 if failure is not None:
                     failed.append(failure)
                     if step.trains:
+                        self.record.failed(run, failure.message)
                         break  # no model to score
                 elif step.trains:
                     self.record.add([run])

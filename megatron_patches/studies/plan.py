@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,11 @@ from megatron_patches.config import (
 from megatron_patches.config.compose import compose_entries
 from megatron_patches.config.keys_base import names
 from megatron_patches.config.reading import Entry, YesNo, read_file
-from megatron_patches.studies.progress import check_cut, open_cells, trained
-from megatron_patches.studies.schema import ROOT, Overrides, Study, layer_file, shown
-from megatron_patches.studies.steps import Step, cells, evaluations
+from megatron_patches.studies.kernels import with_kernels
+from megatron_patches.studies.progress import Cells, check_cut, no_kernels, open_cells, trained
+from megatron_patches.studies.schema import Overrides, Study, layer_file, shown
+from megatron_patches.studies.steps import Step, cells, evaluations, kernel_file
+from megatron_patches.studies.texts import UNNAMED, data_prefixes, prepared
 
 PLAIN = re.compile(r"[A-Za-z_][\w./+=-]*")
 YAML_WORDS = names("y n yes no on off true false null")
@@ -49,7 +51,7 @@ def identity(run: Run) -> dict[str, Any]:
     """What a line of failed.jsonl says of the run, in the terms of result rows."""
     return {
         "method": run.config.pos_emb,
-        "dataset": run.config.dataset or "data",
+        "dataset": run.config.dataset or UNNAMED,
         "seed": run.config.seed,
         "train_length": run.config.seq_length,
         "config_sha": run.sha,
@@ -63,12 +65,37 @@ class Plan:
     study: Study
     runs: tuple[Run, ...]
     trained: frozenset[str]  # names of runs whose last checkpoint is there
-    open_cells: Mapping[tuple[str, str], int]  # (run, title of a step) -> cells without a result
+    left: Mapping[tuple[str, str], Cells]  # (run, title of a step) -> cells without an answer
+    without_kernels: frozenset[str] = (
+        frozenset()
+    )  # names of runs whose file of kernels is not there
+
+    @property
+    def open_cells(self) -> dict[tuple[str, str], int]:
+        """(run, title of a step) -> how many cells without an answer."""
+        return {key: len(found) for key, found in self.left.items()}
 
     def steps(self, run: Run) -> list[Step]:
-        """What is left of a run; nothing where every cell has its result."""
-        left = [step for step in run.evaluations if self.open_cells[run.name, step.title]]
-        return [run.train, *left] if left and run.name not in self.trained else left
+        """What is left of a run; nothing where every cell has its answer and the kernels are there."""
+        left = [step for step in run.evaluations if self._open(run, step)]
+        if not left or run.name in self.trained:
+            return left
+        # Of a model that is trained anew the kernels are written anew.
+        renewed = [s for s in run.evaluations if s in left or s.kernels and self._kernels_of(run)]
+        return [run.train, *renewed]
+
+    def _open(self, run: Run, step: Step) -> bool:
+        if step.kernels is not None:
+            return run.name in self.without_kernels and self._kernels_of(run)
+        return bool(self.left[run.name, step.title])
+
+    def _kernels_of(self, run: Run) -> bool:
+        """Whether the run's method has any; asked only where it matters, because it takes seconds."""
+        return run.config.pos_emb in self._with_kernels
+
+    @cached_property
+    def _with_kernels(self) -> set[str]:
+        return with_kernels(run.config.pos_emb for run in self.runs)
 
     @property
     def unfinished(self) -> list[Run]:
@@ -79,26 +106,17 @@ class Plan:
         return sum(len(cells(self.study.eval, step)) for step in run.evaluations)
 
     def missing_data(self) -> dict[str, list[str]]:
-        """Dataset -> prefixes of its files that are not there, for the unfinished runs."""
+        """Dataset -> prefixes of its files that are not there, for what is left of the runs."""
         found: dict[str, list[str]] = {}
-        asked = self.study.eval
-        # Retrieval takes its filler from the validation text.
-        splits = [
-            *(asked.splits if asked.protocols else ()),
-            *(["valid"] if asked.retrieval else ()),
-        ]
-        for run in self.unfinished:
-            name = run.config.dataset or "data"
-            for prefix in data_prefixes(run.config, ("train", *splits)):
-                missing = not all((ROOT / f"{prefix}.{end}").is_file() for end in ("bin", "idx"))
-                if missing and prefix not in found.get(name, []):
+        for run in self.runs:
+            name = run.config.dataset or UNNAMED
+            # Scoring alone needs no training text, and kernels no text at all.
+            splits = ["train" if step.trains else step.split for step in self.steps(run)]
+            needed = dict.fromkeys(split for split in splits if split is not None)
+            for prefix in data_prefixes(run.config, tuple(needed)) if needed else ():
+                if not prepared(prefix) and prefix not in found.get(name, []):
                     found.setdefault(name, []).append(prefix)
         return found
-
-
-def data_prefixes(config: Config, splits: Sequence[str]) -> list[str]:
-    found = [p for split in splits for p in getattr(config, f"{split}_data_paths") or ()]
-    return found or ([config.data_path] if config.data_path else [])
 
 
 def make_plan(study: Study, only: Sequence[str] = ()) -> Plan:
@@ -106,19 +124,34 @@ def make_plan(study: Study, only: Sequence[str] = ()) -> Plan:
 
     Seeds vary slowest, methods fastest, so that an interrupted study has whole comparisons.
     Raises ConfigError for a configuration that does not compose, for patterns that match nothing,
-    and when `output` holds rows that were scored on another cut of the text.
+    for runs that would train the same model, and when `output` holds rows that were scored on another
+    text or another cut of it.
     """
     check_cut(study)
     runs = tuple(_runs(study))
     repeated = {run.name for run in runs if sum(other.name == run.name for other in runs) > 1}
     if repeated:
         raise ConfigError(f"{study.name}: two runs are named {', '.join(sorted(repeated))}")
+    _refuse_twins(study, runs)
     if only:
         runs = tuple(r for r in runs if any(fnmatch.fnmatchcase(r.name, p) for p in only))
         if not runs:
             raise ConfigError(f"--only {' '.join(only)}: no run of {study.name} has such a name")
     ready = frozenset(run.name for run in runs if trained(run))
-    return Plan(study, runs, ready, open_cells(study, runs))
+    bare = frozenset(run.name for run in runs if no_kernels(run))
+    return Plan(study, runs, ready, open_cells(study, runs), bare)
+
+
+def _refuse_twins(study: Study, runs: Sequence[Run]) -> None:
+    """ConfigError for two runs of one hash: the rows of the one would count as those of the other."""
+    first: dict[str, Run] = {}
+    for run in runs:
+        other = first.setdefault(run.sha, run)
+        if other is not run:
+            raise ConfigError(
+                f"{study.name}: {other.name} and {run.name} train the same model (configuration "
+                f"{run.sha}): what tells them apart does not change it, so ask for one of them"
+            )
 
 
 def _runs(study: Study) -> Iterator[Run]:
@@ -161,7 +194,8 @@ def _run(
         sha=config_sha(config),
         folder=folder,
         levels=levels,
-        train=Step(("deepy.py", *sets, "train.py", *paths)),
+        # Kernels that are there are of another training.
+        train=Step(("deepy.py", *sets, "train.py", *paths), fresh=kernel_file(study, folder)),
         evaluations=tuple(evaluations(study, folder)),
     )
 

@@ -94,11 +94,9 @@ def _problems_without_protocols(asked: Eval) -> Iterator[tuple[str, str]]:
             "`eval.protocols` is empty and there is no `eval.retrieval`: ask one",
         )
     defaults = Eval()
-    for key in ("lengths", "window_widths", "max_tokens", "stride", "last_k", "paper_windows"):
+    for key in ("lengths", "max_tokens", "stride", "last_k", "paper_windows"):
         if getattr(asked, key) != getattr(defaults, key):
             yield f"eval.{key}", f"`eval.{key}` belongs to protocols, and `eval.protocols` is empty"
-    if asked.kernels:
-        yield "eval.kernels", "`eval.kernels` is written by an evaluation: name a protocol"
 
 
 def _option_problems(asked: Eval) -> Iterator[tuple[str, str]]:

@@ -6,22 +6,22 @@ import threading
 from collections.abc import Callable, Iterable
 
 from megatron_patches.analysis.jsonl import RowError
+from megatron_patches.analysis.run_folder import failed_training_row
 from megatron_patches.analysis.training_rows import append_training, read_training, training_row
-from megatron_patches.studies.plan import Plan, Run
+from megatron_patches.studies.plan import Plan, Run, identity
 
 
 class Record:
-    """The lines there are, and those that a sweep adds. A study that follows another has none.
+    """The lines there are, and those that a sweep adds; those of a study that is followed are there.
 
     `say` gets a sentence for a run whose folder does not hold its whole log.
     """
 
     def __init__(self, plan: Plan, say: Callable[[str], None]) -> None:
-        self.file, self.say = plan.study.output_dir / "training.jsonl", say
-        self.wanted = plan.study.follows is None
+        self.file, self.say = plan.study.training_file, say
         self.guard = threading.Lock()
         self.there: set[str] = set()
-        if self.wanted and self.file.is_file():
+        if self.file.is_file():
             self.there = {row.config_sha for row in read_training(self.file) if row.status == "ok"}
 
     def add(self, runs: Iterable[Run]) -> int:
@@ -29,7 +29,7 @@ class Record:
         added = 0
         for run in runs:
             with self.guard:
-                if not self.wanted or run.sha in self.there:
+                if run.sha in self.there:
                     continue
                 try:
                     append_training(self.file, [training_row(run.folder)])
@@ -39,6 +39,23 @@ class Record:
                 self.there.add(run.sha)
                 added += 1
         return added
+
+    def failed(self, run: Run, message: str) -> None:
+        """Append the line of a training that failed: its curves up to there, and why it ended.
+
+        A sentence where the run's folder does not say what it trained; failed.jsonl names it then.
+        """
+        with self.guard:
+            row = failed_training_row(run.folder, identity(run), message)
+            if row is None:
+                self.say(
+                    f"{run.name}: no line of {self.file.name}: its folder tells no model or text"
+                )
+                return
+            try:
+                append_training(self.file, [row])
+            except (RowError, OSError) as error:
+                self.say(f"{run.name}: no line of {self.file.name}: {error}")
 
 
 def record(plan: Plan, say: Callable[[str], None]) -> int:

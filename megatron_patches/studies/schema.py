@@ -35,7 +35,7 @@ OWN = {
 # Of the studies that follow another: what they may choose from its runs, and what is theirs.
 CHOSEN = ("methods", "datasets", "seeds", "train_lengths")
 THEIRS = (*CHOSEN, "follows", "eval", "output")
-NOT_KEYS = ("file", "name", "lengths_named")
+NOT_KEYS = ("file", "name", "lengths_named", "training_dir", "moved")
 
 
 class Study(Keys):
@@ -59,10 +59,14 @@ class Study(Keys):
     # `eval`, `output`, and which of its methods, datasets, seeds and training lengths are meant.
     follows: Name | None = None
     # Not keys of the file: the file itself; its stem, after which folders and jobs are named; whether
-    # the names of runs hold the training length, as they do in a study of several.
+    # the names of runs hold the training length, as they do in a study of several; where the lines of
+    # trainings go, None: `output` (a study that follows another has that of the other); whether
+    # `output` is that of a command line.
     file: Path
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
     lengths_named: bool
+    training_dir: Path | None = None
+    moved: bool = False
 
     @property
     def output_dir(self) -> Path:
@@ -71,6 +75,15 @@ class Study(Keys):
     @property
     def checkpoint_dir(self) -> Path:
         return ROOT / (self.checkpoints or f"checkpoints/{self.name}")
+
+    @property
+    def training_file(self) -> Path:
+        return (self.training_dir or self.output_dir) / "training.jsonl"
+
+    def with_output(self, folder: Path) -> Study:
+        """The study with all that it writes about its runs in `folder`, in place of `output`."""
+        changes = {"output": str(folder.resolve()), "training_dir": None, "moved": True}
+        return self.model_copy(update=changes)
 
     def override_sets(self) -> Iterator[tuple[str, Overrides]]:
         """Every set with the dotted key under which it stands."""
@@ -121,6 +134,7 @@ def load_study(path: str | Path) -> Study:
     named = isinstance(lengths, list) and len(lengths) > 1
     values |= {"file": path, "name": path.stem}
     values["lengths_named"] = named if parent is None else parent.lengths_named
+    values["training_dir"] = None if parent is None else parent.output_dir
     try:
         study = Study.model_validate(values)
     except ValidationError as error:
@@ -150,10 +164,13 @@ def _followed(path: Path, name: Any, places: Mapping[str, str]) -> Study | None:
     where, other = places["follows"], path.parent / f"{name}.yml"
     if not other.is_file():
         raise ConfigError(f"{where}: `follows: {name}`: no file {shown(other)}")
-    study = load_study(other)
-    if study.follows is not None:
-        raise ConfigError(f"{where}: `follows: {name}`: it follows {study.follows}: name that")
-    return study
+    if name == path.stem:
+        raise ConfigError(f"{where}: `follows: {name}`: a study cannot follow itself")
+    # Asked before it is loaded, or studies that follow each other would be loaded without an end.
+    theirs = [entry.value for entry in read_file(other) if entry.key == "follows" and entry.value]
+    if theirs:
+        raise ConfigError(f"{where}: `follows: {name}`: it follows {theirs[0]}: name that")
+    return load_study(other)
 
 
 def _handed_on(study: Study) -> dict[str, Any]:

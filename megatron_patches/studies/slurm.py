@@ -25,7 +25,6 @@ def script(plan: Plan, cost: Cost) -> str:
         raise ValueError(f"{plan.study.name}: every run is finished, there is nothing to submit")
     study = plan.study
     logs = shown(study.checkpoint_dir)
-    hours = cost.hours(len(runs))  # of one run: all of them side by side; --time counts minutes
     lines = [
         "#!/bin/bash",
         f"#SBATCH --job-name={study.name}",
@@ -34,10 +33,7 @@ def script(plan: Plan, cost: Cost) -> str:
         "#SBATCH --ntasks=1",
         *(["#SBATCH --gpus=1", "#SBATCH --cpus-per-task=4"] if on_gpus(plan) else []),
         *([] if on_gpus(plan) else ["#SBATCH --cpus-per-task=1"]),
-    ]
-    if hours is not None:
-        lines.append(f"#SBATCH --time={max(10, math.ceil(hours * 60 * TIME_MARGIN))}")
-    lines += [
+        *_time(cost),
         "",
         "# Submit from the repository's root. Submitted again, a finished part is skipped and a run",
         "# that was cut off continues; `python scripts/sweep.py STUDY.yml --slurm FILE` writes a",
@@ -76,6 +72,16 @@ def script(plan: Plan, cost: Cost) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _time(cost: Cost) -> list[str]:
+    """--time in minutes, for the longest of the tasks: a task that it cuts off in its evaluation would be
+    cut off there at every submission."""
+    hours = cost.longest_hours
+    if hours is not None:
+        return [f"#SBATCH --time={max(10, math.ceil(hours * 60 * TIME_MARGIN))}"]
+    unknown = "speed" if cost.seconds is None else "size of the text"
+    return [f"# No --time, because the {unknown} is not known yet: name one, sbatch --time=..."]
+
+
 def _record(plan: Plan) -> str:
     """printf with the fields of `Failure`. Names of runs and steps need no escaping in JSON."""
     logs = shown(plan.study.checkpoint_dir).replace("%", "%%")
@@ -102,9 +108,11 @@ def _commands(plan: Plan, run: Run) -> list[str]:
         if step.fresh is not None:
             lines.append("  rm -f " + shlex.quote(step.fresh))
         lines.append("  step " + shlex.join(words) + ending)
-        if step.trains and plan.study.follows is None:
-            study = shown(plan.study.file.resolve())
-            words = [run.name, "record", "scripts/sweep.py", study, "--record", "--only", run.name]
+        if step.trains:
+            study = plan.study
+            words = [run.name, "record", "scripts/sweep.py", shown(study.file.resolve())]
+            words += ["--output", shown(study.output_dir)] if study.moved else []
+            words += ["--record", "--only", run.name]
             lines.append("  step " + shlex.join(words) + " || true")
     return lines
 
@@ -112,7 +120,8 @@ def _commands(plan: Plan, run: Run) -> list[str]:
 def write_script(plan: Plan, cost: Cost, path: Path) -> None:
     """Write the script, and make the folders that its tasks write to."""
     text = script(plan, cost)
-    plan.study.checkpoint_dir.mkdir(parents=True, exist_ok=True)
+    for folder in (plan.study.checkpoint_dir, plan.study.output_dir):
+        folder.mkdir(parents=True, exist_ok=True)
     check_cut(plan.study, write=True)
     target = path if path.is_absolute() else ROOT / path
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,5 @@
-"""The commands of a run after its training: one for each protocol, split and window, and retrieval."""
+"""The commands of a run after its training: its kernels, one for each protocol, split and window, and
+retrieval for each split and window."""
 
 from __future__ import annotations
 
@@ -16,9 +17,10 @@ from megatron_patches.studies.schema import Study, shown
 class Step:
     """One command of a run, without its interpreter; started in the repository's root.
 
-    `protocol` and `split` are None for the training and for retrieval. `fresh` is a file that the
-    command appends to and that is removed first, so that a repeated step does not repeat its lines.
-    `window` is the `sliding_window_width` of the scoring, None: that of the training.
+    `protocol` is None for all but scorings, `split` for the training and the kernels. `kernels` is
+    the file that the kernels go to; `fresh` one that is removed first, because what it holds is
+    of another training. `window` is the `sliding_window_width` of scoring and retrieval, None: that of
+    the training.
     """
 
     arguments: tuple[str, ...]
@@ -27,19 +29,21 @@ class Step:
     fresh: str | None = None
     window: int | None = None
     retrieval: bool = False
+    kernels: str | None = None
 
     @property
     def trains(self) -> bool:
-        return self.protocol is None and not self.retrieval
+        return self.protocol is None and not self.retrieval and self.kernels is None
 
     @property
     def title(self) -> str:
-        if self.retrieval:
-            return "retrieval"
-        if self.protocol is None:
+        if self.kernels is not None:
+            return "kernels"
+        if self.trains:
             return "train"
+        kind = "retrieval" if self.retrieval else f"eval {self.protocol}"
         window = "" if self.window is None else f" window {self.window}"
-        return f"eval {self.protocol} {self.split}{window}"
+        return f"{kind} {self.split}{window}"
 
 
 def cells(asked: Eval, step: Step) -> list[tuple[Any, ...]]:
@@ -47,24 +51,31 @@ def cells(asked: Eval, step: Step) -> list[tuple[Any, ...]]:
     if step.retrieval and asked.retrieval is not None:
         found = asked.retrieval
         return list(product(found.tasks, found.lengths, found.depths))
-    return [] if step.trains else [(length,) for length in asked.lengths]
+    return [] if step.protocol is None else [(length,) for length in asked.lengths]
+
+
+def kernel_file(study: Study, folder: Path) -> str | None:
+    """Where the kernels of the run in `folder` go, None where the study does not ask for them."""
+    if not study.eval.kernels:
+        return None
+    return shown(study.output_dir / "kernels" / f"{folder.name}.jsonl")
 
 
 def evaluations(study: Study, folder: Path) -> Iterator[Step]:
-    """The steps that score the run in `folder`."""
+    """The steps that ask the run in `folder`."""
     asked = study.eval
-    # The kernels of a model are the same under every protocol: the first evaluation writes them.
-    kernels = (
-        shown(study.output_dir / "kernels" / f"{folder.name}.jsonl") if asked.kernels else None
-    )
-    for protocol, split, width in product(asked.protocols, asked.splits, asked.window_widths):
-        window = None if width == "none" else width
+    kernels = kernel_file(study, folder)
+    if kernels is not None:
+        words = ("eval.py", "--checkpoint", shown(folder), "--only-kernels", kernels)
+        yield Step(words, kernels=kernels)
+    windows = [None if width == "none" else width for width in asked.window_widths]
+    for protocol, split, window in product(asked.protocols, asked.splits, windows):
         command = _scoring(study, folder, protocol, split, window)
-        command += ["--kernels", kernels] if kernels else []
-        yield Step(tuple(command), protocol, split, kernels, window)
-        kernels = None
+        yield Step(tuple(command), protocol, split, window=window)
     if asked.retrieval is not None:
-        yield Step(tuple(_retrieval(study, folder)), retrieval=True)
+        for split, window in product(asked.splits, windows):
+            command = _retrieval(study, folder, split, window)
+            yield Step(tuple(command), split=split, window=window, retrieval=True)
 
 
 def _scoring(
@@ -88,11 +99,12 @@ def _scoring(
     return [*command, "--lengths", *map(str, asked.lengths)]
 
 
-def _retrieval(study: Study, folder: Path) -> list[str]:
+def _retrieval(study: Study, folder: Path, split: str, window: int | None) -> list[str]:
     asked = study.eval.retrieval
     assert asked is not None
     command = ["scripts/retrieval.py", "--checkpoint", shown(folder), "--tasks", *asked.tasks]
     for key in ("lengths", "depths"):
         command += [f"--{key}", *map(str, getattr(asked, key))]
+    command += ["--split", split, *([] if window is None else ["--window", str(window)])]
     rows = shown(study.output_dir / "retrieval.jsonl")
     return [*command, "--samples", str(asked.samples), "--resume", "--output", rows]

@@ -86,6 +86,34 @@ def _project_partitioned(parameter: torch.nn.Parameter, low: float, high: float)
         safe_set_full_fp32_param(parameter, value.clamp(low, high))
 
 
+# bfloat16 has steps of 0.8%: a bound that is rounded to it is not left.
+ROUNDING = 0.01
+
+
+@torch.no_grad()
+def outside(methods: Sequence[PositionMethod]) -> list[str]:
+    """A line for each stored parameter beyond its bounds, or not finite. All ranks call it.
+
+    After `project` there is none: memory, a disk or another program changed it.
+    """
+    found = []
+    with whole(_parameters(methods), write=False):
+        for layer, method in enumerate(methods):
+            place = f"layer {layer}'s " if len(methods) > 1 else ""
+            for name, (low, high) in method.bounds.items():
+                values = method.get_parameter(name).float()
+                inside = (values >= low - ROUNDING * abs(low)) & (
+                    values <= high + ROUNDING * abs(high)
+                )
+                if not bool((inside & torch.isfinite(values)).all()):
+                    worst = values[~(inside & torch.isfinite(values))].flatten()[0].item()
+                    found.append(
+                        f"position parameter {place}{name} holds {worst:.6g}, outside of its bounds "
+                        f"[{low:g}, {high:g}]"
+                    )
+    return found
+
+
 def statistics(
     methods: Mapping[int, PositionMethod] | Sequence[PositionMethod],
     all_heads: Callable[[Tensor, int], Tensor] | None = None,

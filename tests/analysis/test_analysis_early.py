@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 from analysis_rows import fields, make
+from scipy import stats
 
 from megatron_patches.analysis.early import early_table, pairs
+from megatron_patches.analysis.layout import Table
 from megatron_patches.analysis.rows import Row, RowError, append_rows
 from megatron_patches.analysis.tables import check_whole_windows, relative_table
 
@@ -165,8 +167,99 @@ def test_cells_of_one_protocol_only_are_named() -> None:
     moved = [
         dataclasses.replace(r, config_sha="other") if r.protocol == "sliding" else r for r in rows
     ]
-    with pytest.raises(RowError, match="no cell was scored under both"):
+    with pytest.raises(RowError, match=r"alibi, seed 1: results of two configurations \(run 1 and"):
         early_table(moved)
+    apart = [r for r in both(0.0) if (r.protocol == "sliding") is (r.eval_length == 512)]
+    with pytest.raises(RowError, match="no cell was scored under both"):
+        early_table(apart)
+
+
+def test_two_configurations_are_no_two_seeds() -> None:
+    """Whether they meet at one length, or one of them has the training length, one the others."""
+    one, other = both(0.01, (1,)), both(0.05, (1,), config_sha="other run")
+    with pytest.raises(RowError, match=r"alibi, seed 1: results of two configurations \(run 1 and"):
+        early_table([*one, *other])
+    mixed = [r for r in one if r.eval_length == 512] + [r for r in other if r.eval_length != 512]
+    with pytest.raises(RowError, match="results of two configurations"):
+        early_table(mixed)
+
+
+def unscored(method: str, length: int, seed: int, **changes: object) -> list[Row]:
+    """A cell that was refused under both protocols."""
+    return [
+        make(method, seed, length, None, **{"protocol": protocol, "data": f"text, {protocol}",
+             "stride": STRIDE if protocol == "sliding" else length, **changes})
+        for protocol in ("nonoverlap", "sliding")
+    ]  # fmt: skip
+
+
+def test_what_was_refused_or_failed_has_its_line() -> None:
+    out = {"status": "failed", "message": "out of memory", "config_sha": "run 3"}
+    rows = [
+        *both(0.0, seeds=(1, 2)),
+        *(r for r in both(0.0, seeds=(3,)) if r.eval_length == 512),
+        *unscored("alibi", 1024, 3, **out),
+        *unscored("learned", 1024, 1),
+        *unscored("rotary", 256, 1, **out | {"config_sha": "rotary1"})[1:],
+    ]
+    table = early_table(rows)
+    lines = dict(table.rows)
+    notes = dict(note.split(" ", 1) for note in table.notes if note.startswith("["))
+    assert "mean ± standard deviation (n - 1) over 3 seeds" in table.header
+    assert [cell.text for cell in lines["learned, 1024"]] == ["refused"] * 2 + ["–"] * 4
+    assert [notes[m] for m in lines["learned, 1024"][0].marks] == ["refused: cannot read 1024"]
+    assert [cell.text for cell in lines["rotary, 256"]] == ["–", "failed", *"––––"]
+    (mark,) = lines["alibi, 1024"][0].marks
+    assert notes[mark] == "2 of 3 seeds; failed: out of memory"
+    assert lines["alibi, 512"][0].marks == () and lines["alibi, 512"][0].seeds == 3
+    (mark,) = lines["alibi, 256"][0].marks
+    assert notes[mark] == "2 of 3 seeds"
+
+
+def gains(by_block: tuple[float, ...], kept: float, seeds: tuple[int, ...] = (1,)) -> Table:
+    """A model whose loss falls by ``by_block`` from 512 to 1024 in each block of 1024 tokens."""
+    rows = []
+    for seed in seeds:
+        for length, share in ((512, 0.0), (1024, 1.0)):
+            losses = [3.0 - share * gain for gain in by_block for _ in range(1024 // length)]
+            tiled = {"tokens": 1024 * len(by_block), "data": "text, nonoverlap"}
+            mean = math.fsum(losses) / len(losses)
+            rows.append(_row(length, seed, losses, mean, stride=length, **tiled))
+            # Steps of 128 from there on; a first window as side by side.
+            first, steps = losses[0], (tiled["tokens"] - length) // STRIDE
+            target = mean + share * (math.fsum(by_block) / len(by_block) - kept)
+            # One window of the whole text leaves no steps.
+            rest = (tiled["tokens"] * target - length * first) / max(1, steps * STRIDE)
+            slid = {"protocol": "sliding", "stride": STRIDE, "tokens": tiled["tokens"]}
+            total = (length * first + steps * STRIDE * rest) / tiled["tokens"]
+            rows.append(
+                _row(length, seed, [first, *[rest] * steps], total, data="text, sliding", **slid)
+            )
+    return early_table(rows)
+
+
+def _row(length: int, seed: int, losses: list[float], loss: float, **changes: object) -> Row:
+    own = {"eval_length": length, "seed": seed, "config_sha": f"run {seed}", "loss": loss}
+    scores = {"perplexity": math.exp(loss), "window_losses": losses, "windows": len(losses)}
+    return Row(**fields(**{**own, **scores, **changes}))
+
+
+def test_a_share_of_a_gain_within_noise_is_not_printed() -> None:
+    """One seed: the spread over the blocks of text decides, by the t-interval of their gains."""
+    clear, noisy = (0.10, 0.12, 0.11, 0.09), (0.30, -0.20, 0.25, -0.15)
+    assert stats.ttest_1samp(clear, 0).pvalue < 0.05 < stats.ttest_1samp(noisy, 0).pvalue
+    shown = dict(gains(clear, 0.042).rows)["alibi, 1024"]
+    assert shown[3].mean == pytest.approx(0.105) and shown[4].mean == pytest.approx(0.042)
+    assert shown[5].text == "60%" and shown[5].mean == pytest.approx(0.6)
+    table = gains(noisy, -0.025)
+    assert dict(table.rows)["alibi, 1024"][3].mean == pytest.approx(0.05)
+    assert dict(table.rows)["alibi, 1024"][5].text == "–"  # not 150%
+    assert any("no gain side by side beyond its noise" in note for note in table.notes)
+    alone = gains((0.1,), 0.1)
+    assert dict(alone.rows)["alibi, 1024"][5].text == "–"
+    assert any("one seed and one block of text the gain has no error" in n for n in alone.notes)
+    two = dict(gains((0.1,), 0.1, (1, 2)).rows)["alibi, 1024"]
+    assert two[5].text == "0%" and two[3].seeds == 2
 
 
 def test_published_figures_stand_beside_whole_windows_only() -> None:
@@ -188,10 +281,17 @@ def test_command(tmp_path: Path) -> None:
     done = subprocess.run([*command, "early"], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
     assert "### Early-token effect, books" in done.stdout and "| alibi, 1024 |" in done.stdout
-    mixed = subprocess.run(
+    # Rows of other protocols and training lengths in the file are no reason to refuse.
+    last = {"protocol": "last", "last_k": 256, "tokens": 512}
+    append_rows(path, [make("alibi", 1, 512, 20.0, windows=2, window_losses=[math.log(20.0)] * 2,
+                            **last)])  # fmt: skip
+    append_rows(path, both(0.0, (1,), train_length=256, config_sha="shorter"))
+    more = subprocess.run([*command, "early"], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (more.returncode, more.stdout.count("### Early-token")) == (0, 2), more.stderr
+    apart = subprocess.run(
         [*command, "extrapolation"], cwd=ROOT, capture_output=True, text=True, timeout=60
     )
-    assert mixed.returncode == 1 and "protocol (nonoverlap, sliding)" in mixed.stderr
+    assert apart.returncode == 0 and apart.stdout.count("### Perplexity by") == 5
     beside = [*command, "table3", "--published-dataset", "github", "--where", "protocol=sliding"]
     refused = subprocess.run(beside, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert refused.returncode == 1 and "these rows are of protocol sliding" in refused.stderr

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import retrieval_row_cases
 from analysis_rows import make
 
 from megatron_patches.analysis.failures import (
@@ -17,6 +18,7 @@ from megatron_patches.analysis.failures import (
     read_failures,
 )
 from megatron_patches.analysis.report import Extras, report
+from megatron_patches.analysis.retrieval_rows import RetrievalRow
 from megatron_patches.analysis.rows import RowError, append_rows
 from megatron_patches.analysis.sections import Source, find_files
 
@@ -36,6 +38,10 @@ FAILURE = Failure(
     train_length=512,
     config_sha="feed",
 )
+
+
+def retrieved(**changes):
+    return RetrievalRow(**retrieval_row_cases.fields(config_sha="feed", **changes))
 
 
 def scored(**changes):
@@ -59,10 +65,44 @@ def scored(**changes):
             False,
         ),
         ("retrieval", [scored()], True),
+        ("retrieval", [retrieved()], False),
+        ("retrieval valid", [retrieved()], False),
+        ("retrieval test", [retrieved()], True),
+        ("retrieval valid window 8", [retrieved()], True),
+        ("retrieval valid window 8", [retrieved(options={"sliding_window_width": 8})], False),
+        ("kernels", [scored(), retrieved()], True),
     ],
 )
 def test_a_later_success_of_the_same_step_closes_a_failure(step, rows, left) -> None:
     assert bool(open_failures([replace(FAILURE, step=step)], rows)) is left
+
+
+ASKED = "python eval.py --checkpoint x --split valid --lengths 512 1024 --output 'a b.jsonl'"
+
+
+@pytest.mark.parametrize(
+    ("command", "rows", "left"),
+    [
+        # Killed while it scored the second length: its first row must not hide the hole.
+        (ASKED, [scored(eval_length=512, stride=512)], True),
+        (ASKED, [scored(eval_length=512, stride=512), scored()], False),
+        (ASKED, [scored(), make("rotary", 2, 512, None, config_sha="feed")], False),  # refused
+        (
+            ASKED,
+            [scored(), make("rotary", 2, 512, None, config_sha="feed", status="failed")],
+            True,
+        ),
+        # A command that names no lengths: those that other runs of the same text have.
+        ("python eval.py", [scored(), make("alibi", 1, 512, 9.0)], True),
+        ("python eval.py", [scored(), make("alibi", 1, 512, 9.0, train_length=128)], False),
+        ("python eval.py", [scored(), make("alibi", 1, 512, 9.0, split="test")], False),
+        ("python eval.py", [scored(), make("alibi", 1, 512, 9.0, dataset="code")], False),
+        ("python eval.py 'a quote", [scored()], False),
+    ],
+)
+def test_a_scoring_is_answered_by_all_of_its_lengths(command, rows, left) -> None:
+    failure = replace(FAILURE, step="eval nonoverlap valid", command=command)
+    assert bool(open_failures([failure], rows)) is left
 
 
 def test_only_the_latest_failure_of_a_step_is_named() -> None:
@@ -78,6 +118,15 @@ def test_failures_are_read_strictly(tmp_path) -> None:
     path.write_text(path.read_text().replace('"seed": 2', '"seed": "2"', 1))
     with pytest.raises(RowError, match=r"failed\.jsonl:1: seed: expected an integer"):
         read_failures([path])
+
+
+def test_kernels_that_are_there_by_now_are_no_failure(tmp_path) -> None:
+    path = tmp_path / "failed.jsonl"
+    append_failures(path, [FAILURE, replace(FAILURE, step="kernels")])
+    assert [item.step for item in read_failures([path])] == ["train", "kernels"]
+    (tmp_path / "kernels").mkdir()
+    (tmp_path / "kernels" / "rotary-books-2.jsonl").touch()
+    assert read_failures([path]) == [FAILURE]
 
 
 def test_tables_and_report_name_what_has_no_rows(tmp_path) -> None:

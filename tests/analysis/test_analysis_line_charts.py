@@ -120,7 +120,7 @@ def test_every_kind_has_its_part() -> None:
     text = root.whole_text()
     for part in (
         "Loss by position, window of 1024 tokens, books",
-        "above 0, the text helps",
+        "above 0, the text beyond the window helps",
         "Effective length of heads in tokens",
         "curves end below the number of heads",
         "alibi, seed 2",
@@ -129,7 +129,7 @@ def test_every_kind_has_its_part() -> None:
     ):
         assert part in text
     tips = [node.text for node in root.all("title")]
-    assert "kerple_log: 1 of 2 heads end within 63 tokens" in tips
+    assert "kerple_log: 1 of 2 heads end within 63 tokens (1 seed)" in tips
     assert "alibi: 3.0000 at 204,800 tokens (2 seeds)" in tips
     assert "alibi, window 512: 1.5000 at 768 tokens (1 seed)" in tips
     control = [
@@ -164,7 +164,8 @@ def test_retrieval_has_a_part_of_its_data_set() -> None:
     root = Tree(report([Source("r", study())], Extras(retrieval=cells))).root
     (part,) = [n for n in root.all("section") if n.attributes.get("id") == "s2"]
     assert part.attributes["data-dataset"] == cells[0].dataset
-    assert part.all("h2")[0].text == f"{cells[0].dataset}, retrieval" and part.all("svg", "table")
+    assert part.all("h2")[0].text == f"{cells[0].dataset}, retrieval, trained on 512 tokens"
+    assert part.all("svg", "table")
     names = [n.attributes["value"] for n in root.all("input") if n.attributes["name"] == "method"]
     assert {"learned", "alibi"} <= set(names)
 

@@ -271,13 +271,16 @@ def test_command(tmp_path: Path) -> None:
     rows, kernels = tmp_path / "rows.jsonl", tmp_path / "kernels.jsonl"
     append_rows(rows, [*study(), make("alibi", 1, 512, 20.0, dataset="code")])
     append_kernels(kernels, [kernel(0), kernel(0, dataset="elsewhere")])
+    append_kernels(kernels, [kernel(0, dataset="elsewhere", method="learned")])
     done = run(
         "rows.jsonl", "--kernels", kernels, "--methods", "alibi", "kerple_log", folder=tmp_path
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "report.html\n", "")
     page = (tmp_path / "report.html").read_text()
-    assert str(tmp_path) not in page and "learned1" not in page and "elsewhere" not in page
-    assert {n.attributes["id"] for n in Tree(page).root.all("section")} == {"s1", "s2", "s3"}
+    assert str(tmp_path) not in page and "learned1" not in page
+    # Kernels of a data set without rows are there; only what the filters leave out is not.
+    assert "elsewhere, learned kernels" in page and "learned, step 100" not in page
+    assert {n.attributes["id"] for n in Tree(page).root.all("section")} == {"s1", "s2", "s3", "s4"}
     one = run(rows, "--dataset", "code", "--output", tmp_path / "new" / "code.html")
     assert one.returncode == 0
     text = (tmp_path / "new" / "code.html").read_text()
@@ -291,9 +294,9 @@ def test_command(tmp_path: Path) -> None:
     whole = run("rows.jsonl", "--training", log, "--output", "whole.html", folder=tmp_path)
     assert (whole.returncode, whole.stderr) == (0, "")
     text = (tmp_path / "whole.html").read_text()
-    assert "books, training on 512 tokens" in text and "elsewhere" not in text
+    assert "books, training on 512 tokens" in text and "elsewhere, training on 512" in text
     alone = run("--training", log, "--output", "alone.html", folder=tmp_path)
-    assert alone.returncode == 1 and "name files of ROWS as well" in alone.stderr
+    assert alone.returncode == 2 and "name files of ROWS as well" in alone.stderr
 
 
 def test_all_results_make_a_page(tmp_path: Path) -> None:

@@ -251,6 +251,6 @@ def test_the_command_chooses(rows: Path, tmp_path: Path, capsys, monkeypatch) ->
     run(capsys, monkeypatch, rows, *few, "--output", tmp_path / "two")
     assert before == {path.name: path.read_bytes() for path in (tmp_path / "two").iterdir()}
     assert run(capsys, monkeypatch, rows, "--dataset", "code") == (
-        *(1, "", "error: no rows match --dataset, --tasks and --depths\n"),
+        *(2, "", "error: no rows match --dataset, --tasks and --depths\n"),
     )
     assert run(capsys, monkeypatch, rows, "--value", "loss")[0] == 2

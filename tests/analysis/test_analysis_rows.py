@@ -234,3 +234,16 @@ def test_import_is_light() -> None:
         "assert not heavy and not ours, (heavy, ours)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+@pytest.mark.parametrize("name", ["loss", "seconds", "tokens", "seed", "window_losses"])
+def test_integers_of_any_size_are_refused_by_name(tmp_path: Path, name: str) -> None:
+    """JSON's integers have no limit, a float and an array have: no OverflowError later."""
+    path = tmp_path / "rows.jsonl"
+    value = [10**400, 2.5] if name == "window_losses" else 10**400
+    path.write_text(json.dumps(fields(**{name: value})) + "\n")
+    with pytest.raises(RowError, match=rf"rows.jsonl:1: {name}.*1329"):
+        read_rows(path)
+    assert Row(**fields(seed=2**63 - 1)).seed == 2**63 - 1
+    with pytest.raises(RowError, match="seed: expected an integer of 63 bits"):
+        Row(**fields(seed=2**63))

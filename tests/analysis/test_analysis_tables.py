@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 from analysis_rows import fields, make, study
 
+from megatron_patches.analysis.comparison import comparison_table, parameters_of
 from megatron_patches.analysis.layout import decimals, format_number
 from megatron_patches.analysis.published import read_published
 from megatron_patches.analysis.render import to_csv, to_latex, to_markdown
@@ -38,7 +41,7 @@ mean ± standard deviation (n - 1) over 3 seeds
 | kerple_log | 23.9±0.1 | **22.1±0.1** | **21.5±0.5** |
 | learned | 25.1±0.2† | refused [1] | refused [2] |
 
-† kerple_log is significantly better (paired two-sided t-test over seeds, p \\< 0.05, cells tested: 4, not corrected)  
+† kerple_log is significantly better (paired two-sided t-test of perplexities over seeds, as in the paper, p \\< 0.05, cells tested: 4, not corrected)  
 [1] refused: cannot read 1024  
 [2] refused: cannot read 2048
 """  # noqa: E501, W291  (the text of a document, where two spaces end a line)
@@ -83,7 +86,9 @@ def test_a_cell_that_beats_the_reference_is_marked_too() -> None:
     table = extrapolation_table(study(), reference="alibi", methods=["alibi", "kerple_log"])
     (_, ours) = table.rows[1]
     assert [cell.marks for cell in ours] == [(), ("‡",), ("‡",)]
-    assert table.notes[0].startswith("‡ significantly better than alibi (paired two-sided t-test")
+    assert table.notes[0].startswith(
+        "‡ significantly better than alibi (paired two-sided t-test of perp"
+    )
 
 
 def test_one_seed_has_no_spread_and_no_test() -> None:
@@ -175,7 +180,10 @@ def test_relative_table_by_hand() -> None:
     assert cells["kerple_log, ours"][1].mean == pytest.approx(mean, rel=1e-12)
     assert cells["kerple_log, KERPLE Table 3"][5].mean == pytest.approx(21.4 / 23.9, rel=1e-12)
     assert cells["kerple_log, KERPLE Table 3"][5].text == "0.895"
-    assert [cell.text for cell in cells["learned, ours"]] == ["1.00", *"–––––"]
+    assert [cell.text for cell in cells["learned, ours"]] == [
+        *("1.000", "refused", "refused"),
+        *"–––",
+    ]
     assert "only the trend" in table.notes[0]
 
 
@@ -186,9 +194,107 @@ def test_relative_table_lines_up_other_training_lengths() -> None:
     assert table.columns[:2] == ("×1", "×2")
     assert dict(table.rows)["alibi, ours"][1].mean == pytest.approx(276 / 148)
     unscored = relative_table([make("alibi", 1, 1024, 20.0)])
-    assert (
-        unscored.columns == () and "not scored at the training length: alibi" in unscored.notes[0]
+    assert unscored.columns == ("×2",) and unscored.rows[0][1][0].marks == ("[1]",)
+    assert unscored.notes == ("[1] no ratio: not scored at the training length with the same seed",)
+
+
+def test_relative_cells_share_their_decimals() -> None:
+    """1.00±0.00 beside 0.998±0.000 would read as if the one were known less well than the other."""
+    values = {512: (20.0, 21.0), 1024: (19.96, 20.95), 2048: (20.1, 21.3), 4096: (300.0, 301.0)}
+    rows = [make("alibi", seed, n, v[seed - 1]) for n, v in values.items() if n < 4096
+            for seed in (1, 2)]  # fmt: skip
+    far = {"windows": 1, "tokens": 4096, "eval_length": 4096, "stride": 4096}
+    rows += [
+        make("alibi", seed, 2048, value, window_losses=[math.log(value)], **far)
+        for seed, value in enumerate(values[4096], 1)
+    ]
+    table = relative_table(rows)
+    ratios = np.asarray([values[n] for n in (512, 1024, 2048, 4096)]) / np.asarray(values[512])
+    shown = [(f"{r.mean():.3f}", f"{r.std(ddof=1):.3f}") for r in ratios[:3]]
+    assert shown[:2] == [("1.000", "0.000"), ("0.998", "0.000")]
+    assert [(cell.text, cell.spread) for cell in table.rows[0][1][:3]] == shown
+    last = table.rows[0][1][3]
+    assert (last.text, last.spread) == (f"{ratios[3].mean():.1f}", f"{ratios[3].std(ddof=1):.1f}")
+    assert table.header[-1] == "mean ± standard deviation (n - 1) over 2 seeds"
+
+
+def test_relative_cells_say_what_is_missing() -> None:
+    out = {"status": "failed", "message": "out of memory"}
+    rows = [row for row in study() if (row.method, row.eval_length, row.seed) != ("alibi", 2048, 3)]
+    rows = [r for r in rows if (r.method, r.eval_length, r.seed) != ("kerple_log", 512, 1)]
+    rows += [make("alibi", 3, 2048, None, **out), make("kerple_log", 1, 512, None, **out)]
+    table = relative_table(rows)
+    lines = dict(table.rows)
+    notes = dict(note.split(" ", 1) for note in table.notes)
+
+    def said(label: str, column: int) -> list[str]:
+        return [notes[mark] for mark in lines[label][column].marks]
+
+    assert said("alibi", 2) == ["2 of 3 seeds; failed: out of memory"] and not said("alibi", 1)
+    assert lines["alibi"][2].mean == pytest.approx((22.0 / 23.7 + 22.4 / 24.0) / 2, rel=1e-12)
+    assert said("kerple_log", 1) == ["2 of 3 seeds; failed: out of memory"]
+    assert (lines["learned"][1].text, said("learned", 1)) == (
+        "refused",
+        ["refused: cannot read 1024"],
     )
+
+
+def like_the_papers(**changes: object) -> list[Row]:
+    """Two methods on the paper's data set, of its size and training length."""
+    size = {"dataset": "openwebtext2", "parameters": 170_000_000, **changes}
+    values = {"kerple_log": {512: (23.5, 24.1), 1024: (22.3, 22.5)}, "none": {512: (25.0, 26.0)}}
+    return [
+        make(method, seed, length, value, **size)
+        for method, lengths in values.items()
+        for length, pair in lengths.items()
+        for seed, value in enumerate(pair, 1)
+    ]
+
+
+def test_ours_beside_the_papers_with_the_difference() -> None:
+    published = published_rows(read_published(PUBLISHED), "Table 3", "openwebtext2")
+    table = comparison_table(like_the_papers(), published)
+    assert table.columns[:2] == ("512", "1024") and len(table.columns) == 6
+    cells = dict(table.rows)
+    assert list(cells) == [
+        *("kerple_log, ours", "kerple_log, KERPLE Table 3", "kerple_log, difference"),
+        "none, ours",
+    ]
+    # The paper has 23.9 and 22.0 there.
+    assert [cell.text for cell in cells["kerple_log, ours"]][:2] == ["23.8", "22.4"]
+    assert (cells["kerple_log, KERPLE Table 3"][1].text) == "22.0"
+    apart = cells["kerple_log, difference"]
+    assert [cell.text for cell in apart] == ["-0.1", "+0.4", "–", "–", "–", "–"]
+    assert apart[0].mean == pytest.approx((23.5 + 24.1) / 2 - 23.9, rel=1e-9)
+    assert any(line.startswith("data data-1, tokenizer tok-1") for line in table.header)
+    assert any(line.startswith("published: 162M parameters") for line in table.header)
+
+
+@pytest.mark.parametrize(
+    "unlike", [{"dataset": "code"}, {"parameters": 860_000}, {"train_length": 256}]
+)
+def test_unlike_models_are_compared_by_their_trend(unlike: dict) -> None:
+    published = published_rows(read_published(PUBLISHED), "Table 3", "openwebtext2")
+    rows = like_the_papers(**unlike)
+    if "train_length" in unlike:
+        rows += [make("kerple_log", 1, 256, 30.0, **{"dataset": "openwebtext2", **unlike,
+                      "parameters": 170_000_000})]  # fmt: skip
+    table = comparison_table(rows, published, methods=["kerple_log"])
+    assert table.title.startswith("Perplexity relative to that at the training length")
+    cells = dict(table.rows)
+    assert cells["kerple_log, difference"][0].text == "+0.000"
+    if "train_length" not in unlike:
+        ours = (22.3 / 23.5 + 22.5 / 24.1) / 2
+        assert cells["kerple_log, difference"][1].mean == pytest.approx(ours - 22.0 / 23.9)
+        assert cells["kerple_log, difference"][1].text == f"{ours - 22.0 / 23.9:+.3f}"
+    assert "only the trend" in table.notes[0]
+
+
+def test_sizes_of_published_models() -> None:
+    assert [parameters_of(model) for model in ("162M", "1.3B")] == [162e6, 1.3e9]
+    for bad in ("", "M", "large", "162"):
+        with pytest.raises(RowError, match="no size such as 162M"):
+            parameters_of(bad)
 
 
 def test_csv_has_one_line_a_cell_with_full_precision() -> None:

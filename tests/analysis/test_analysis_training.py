@@ -1,4 +1,4 @@
-"""Training rows: from a run's folder, on disk, in figures and in the table."""
+"""Training rows: from a run's folder, on disk and in the table."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import pytest
 from analysis_rows import training
 from scipy import stats
 
-from megatron_patches.analysis.figures_training import parameters_figure, training_figure
 from megatron_patches.analysis.layout import ABSENT
-from megatron_patches.analysis.run_folder import NOT_RECORDED, PLAIN
+from megatron_patches.analysis.run_folder import NOT_RECORDED, PLAIN, failed_training_row
 from megatron_patches.analysis.training_curves import (
     loss_curves,
     parameter_curves,
     training_table,
     validation_curves,
+    validation_drop,
 )
 from megatron_patches.analysis.training_rows import (
     RowError,
@@ -151,6 +151,75 @@ def test_a_failed_run_is_a_row_with_its_reason(tmp_path: Path) -> None:
     assert [curve.label for curve in loss_curves([failed, done])] == ["alibi"]
 
 
+IDENTITY = {"method": "kerple_log", "dataset": "books", "seed": 7, "train_length": 512}
+IDENTITY["config_sha"] = "c0ffee"
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        json.dumps(line(30, lm_loss=math.nan)) + "\n",
+        json.dumps(line(30, lm_loss=math.inf)) + "\n",
+        json.dumps(line(30, **{"position/layer0/bias_p_max": math.nan})) + "\n",
+        json.dumps({"iteration": 60, "validation_loss": math.nan}) + "\n",
+        '{"iteration": 30, "lm_lo',
+        "[]\n",
+        "\udcff",
+    ],
+)
+def test_a_diverged_or_killed_run_keeps_its_good_lines(tmp_path: Path, end: str) -> None:
+    make_run(tmp_path, [line(10), line(20)])
+    log = tmp_path / "log.jsonl"
+    more = json.dumps(line(40)) + "\n"  # nothing after the first bad line counts
+    log.write_bytes(log.read_bytes() + end.encode("utf-8", "surrogateescape") + more.encode())
+    with pytest.raises(RowError):
+        training_row(tmp_path)
+    for row in (
+        training_row(tmp_path, message="loss is nan"),
+        failed_training_row(tmp_path, IDENTITY, "loss is nan"),
+    ):
+        assert (row.status, row.message) == ("failed", "loss is nan")
+        assert row.iterations == [10, 20]
+        assert row.lm_loss == pytest.approx([4.8, 4.6]) and row.tokens == 2048 * 20
+
+
+@pytest.mark.parametrize(
+    ("spoil", "kept"),
+    [
+        (lambda f: (f / "log.jsonl").unlink(), []),
+        (lambda f: make_run(f, [line(20), line(10)]), None),
+        (lambda f: make_run(f, [line(10, tokens_per_second=0)]), None),
+        (lambda f: make_run(f, [line(10, tokens=10**400)]), None),
+        (lambda f: make_run(f, [line(10, learning_rate="x")]), None),
+    ],
+)
+def test_a_failed_run_always_has_its_row(tmp_path: Path, spoil, kept: list[int] | None) -> None:
+    """Curves that nobody can trust are left out, and the message says so."""
+    spoil(make_run(tmp_path, [line(10), line(20)]))
+    row = failed_training_row(tmp_path, IDENTITY, "out of memory")
+    assert row.status == "failed" and row.message.startswith("out of memory")
+    assert row.iterations == [] and row.lm_loss == []
+    assert ("no curves: " in row.message) is (kept is None)
+    append_training(tmp_path / "training.jsonl", [row])
+    assert read_training([tmp_path / "training.jsonl"]) == [row]
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda f: (f / "run.json").unlink(),
+        lambda f: (f / "run.json").write_text("{"),
+        lambda f: (f / "config.yml").write_text("seed: 2026-99-99"),
+        lambda f: (f / "config.yml").write_bytes(b"\xff"),
+        lambda f: make_run(f, config_sha="of an earlier run"),
+    ],
+)
+def test_a_folder_that_does_not_tell_what_failed_has_no_row(tmp_path: Path, spoil) -> None:
+    spoil(make_run(tmp_path, [line(10)]))
+    assert failed_training_row(tmp_path, IDENTITY, "out of memory") is None
+    assert failed_training_row(tmp_path / "nowhere", IDENTITY, "out of memory") is None
+
+
 def test_variants_are_those_of_evaluated_rows() -> None:
     """The keys and plain values equal what the configuration says of them."""
     from megatron_patches.config import Config
@@ -278,28 +347,21 @@ def test_table_has_a_line_a_run() -> None:
     table = training_table([row, training("rotary", 1, seconds=None, tokens_per_second=None)])
     lines = {label: [(c.text, c.spread) for c in cells] for label, cells in table.rows}
     assert lines["alibi, seed 1"] == [
-        *(("3.0000", ""), ("3.3000", ""), ("-0.250", "0.030"), ("10,240", ""), ("20", "")),
+        *(("3.0000", ""), ("3.3000", ""), ("-0.250", "0.030"), ("+18.000", "")),
+        *(("10,240", ""), ("20", "")),
     ]
-    assert [text for text, _ in lines["rotary, seed 1"]][2:] == [ABSENT] * 3
+    assert [text for text, _ in lines["rotary, seed 1"]][2:] == [ABSENT, "+18.000", *[ABSENT] * 2]
     assert "machine: a CPU, 2 cores, 1 process of 1 thread" in table.header
 
 
-def test_figures_draw_what_was_logged() -> None:
-    rows = [training(m, s) for m in ("alibi", "rotary") for s in (1, 2)]
-    whole, end, held_out = training_figure(rows).axes
-    line = whole.get_lines()[0]
-    assert list(line.get_xdata()) == [2048 * step for step in range(10, 101, 10)]
-    assert list(line.get_ydata()) == pytest.approx([5 - step / 50 for step in range(10, 101, 10)])
-    assert end.get_xlim()[0] == pytest.approx(0.7 * 204_800)
-    assert list(held_out.get_lines()[1].get_ydata()) == [4.2, 3.3]
-    styles = [(ln.get_color(), ln.get_linestyle(), ln.get_marker()) for ln in whole.get_lines()]
-    assert len(set(styles)) == 2
-    panels = parameters_figure(rows).axes
-    assert [axes.get_title(loc="left") for axes in panels] == ["alibi: bias_p", "rotary: bias_p"]
-    assert list(panels[0].get_lines()[-1].get_ydata())[0] == pytest.approx(1.1)
-    no_position = [training("rotary", 1, position={})]
-    with pytest.raises(RowError, match="no position parameters"):
-        parameters_figure(no_position)
-    failed = training("alibi", 1, status="failed", message="out of memory")
-    with pytest.raises(RowError, match="no run was completed"):
-        training_figure([failed])
+def test_validation_drop_by_hand() -> None:
+    """From 4.2 at step 50 to 3.3 at step 100; a rise has a minus; one validation has none."""
+    row = training("alibi", 1)
+    assert validation_drop(row) == pytest.approx(1000 * 0.9 / 50)
+    at = [10, 60, 100]
+    rise = dataclasses.replace(row, validation_iterations=at, validation_loss=[4.0, 3.1, 3.12])
+    assert validation_drop(rise) == pytest.approx(-0.5)
+    one = dataclasses.replace(row, validation_iterations=[100], validation_loss=[3.0])
+    assert validation_drop(one) is None
+    cells = dict(training_table([one]).rows)["alibi, seed 1"]
+    assert cells[3].text == ABSENT

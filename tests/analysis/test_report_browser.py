@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from analysis_rows import kernel, make, study
+from analysis_rows import fields, kernel, make, study, training
 
 from megatron_patches.analysis.report import Extras, report
+from megatron_patches.analysis.rows import Row
 from megatron_patches.analysis.sections import Source
-from megatron_patches.analysis.svg import ticks
+from megatron_patches.analysis.svg import plain, ticks
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 BROWSER = next((path for name in NAMES if (path := shutil.which(name))), None)
@@ -109,6 +110,55 @@ def test_filters_hide_and_rescale(page: str, tmp_path: Path) -> None:
     assert no_protocol["sections"] == 1
 
 
+def test_links_go_with_their_sections_and_variants_with_their_boxes(tmp_path: Path) -> None:
+    window = {"options": {"sliding_window_width": 512}}
+    rows = [*study(), *(make("alibi", 1, n, 25.0, **window) for n in (512, 1024, 2048))]
+    sliding = [
+        make(m, 1, n, 20.0, protocol="sliding", stride=256, data="d", config_sha=f"{m}1")
+        for m in ("alibi", "kerple_log")
+        for n in (512, 1024)
+    ]
+    runs = [training("alibi", 1, train_length=128, global_batch=16, dataset="code")]
+    page = report([Source("rows.jsonl", [*rows, *sliding])], Extras(training=runs))
+    script = """
+      const counts = () => [seen("nav li li"), seen("section"), seen("nav > ul > li"),
+        seen("g[data-variant='alibi, window 512']"), seen("g[data-variant=alibi]")];
+      const states = [counts()];
+      box("trained", "128").click(); states.push(counts()); box("trained", "128").click();
+      box("protocol", "sliding").click(); states.push(counts()); box("protocol", "sliding").click();
+      box("variant", "alibi, window 512").click(); states.push(counts());
+      return states;
+    """
+    start, no_training, no_sliding, no_window = result_of(page, HELPERS + script, tmp_path)
+    # Rows side by side, sliding, the early part made of both, and a training of another data set.
+    assert start[:3] == [4, 4, 2] and start[3] > 0
+    assert no_training[:3] == [3, 3, 1]
+    assert no_sliding[:3] == [2, 2, 2]  # the early part needs both protocols
+    assert no_window[:3] == [4, 4, 2]
+    assert no_window[3] == 0 and no_window[4] == start[4] > 0
+
+
+def test_a_control_looks_like_its_method(tmp_path: Path) -> None:
+    def line(method: str, **changes: object) -> Row:
+        more = {"protocol": "position", "position_losses": [3.0, 1.0], "config_sha": method}
+        return Row(**fields(method=method, **{**more, **changes}))
+
+    window = {"options": {"sliding_window_width": 512}}
+    rows = [line(m, **w) for m in ("alibi", "rotary") for w in ({}, window)]
+    script = """
+      return all("svg.curves")[0].querySelectorAll(".trace").length &&
+        [...all("svg.curves")[0].querySelectorAll(".trace")].map((trace) => {
+          const own = getComputedStyle(trace.querySelector("polyline"));
+          return [trace.dataset.label, own.stroke, own.strokeDasharray]; });
+    """
+    found = result_of(report([Source("r", rows)]), HELPERS + script, tmp_path)
+    looks = {label: (colour, dashes) for label, colour, dashes in found}
+    assert len(set(looks.values())) == 4
+    for method in ("alibi", "rotary"):
+        assert looks[method][0] == looks[f"{method}, window 512"][0]
+    assert looks["alibi"][0] != looks["rotary"][0]
+
+
 def test_hover_and_focus_show_values(page: str, tmp_path: Path) -> None:
     script = """
       const point = chart.querySelector(".line[data-method=alibi] circle");
@@ -140,6 +190,9 @@ def test_ticks_have_a_true_twin(page: str, tmp_path: Path) -> None:
     found = result_of(page, f"return {json.dumps(ranges)}.map((r) => ticks(...r));", tmp_path)
     for (low, high), values in zip(ranges, found, strict=True):
         assert values == pytest.approx(ticks(low, high))
+    numbers = [22.5, 10_000.0, 150_000.0, 3e5, 1e29, 0.0, 1.25e7]
+    found = result_of(page, f"return {json.dumps(numbers)}.map(plain);", tmp_path)
+    assert found == [plain(value) for value in numbers]
 
 
 def test_nothing_is_asked_for_and_no_other_script_runs(page: str, tmp_path: Path) -> None:

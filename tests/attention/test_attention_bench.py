@@ -15,6 +15,7 @@ SMALLEST = {
         *("kerple_log", "--lengths", "64", "--dtypes", "fp32", "--rounds", "2", "--no-memory")
     ],
     "bench_training": ["--models", "smallest", "--steps", "2"],
+    "bench_checkpoint": ["--model", "smallest", "--rounds", "2"],
     "bench_evaluation": ["--lengths", "32", "64", "--rounds", "2"],
 }
 EXPECTED = {
@@ -24,6 +25,7 @@ EXPECTED = {
         "chunked / sdpa",
     ],
     "bench_training": ["training step", "engine_seconds"],
+    "bench_checkpoint": ["saving as a share of training", "save_seconds"],
     "bench_evaluation": ["one window of each length", "all lengths in one evaluation"],
 }
 

@@ -116,6 +116,7 @@ def test_the_hash_sees_what_trains_the_model(config, override):
         "eval_interval=5",
         "attention_impl=chunked",
         "checkpoint_activations=true",
+        "watch_loss_multiple=3.0 watch_stall_seconds=0",
         "dataset=d data_path=a vocab_file=b",
     ],
 )

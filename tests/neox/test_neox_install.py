@@ -27,6 +27,7 @@ MODULES = sorted(
 def loaded(clean, monkeypatch):
     """All modules of the stub and of DeepSpeed are imported; nothing was ever patched."""
     import deepspeed.comm.torch
+    import deepspeed.launcher.runner
     import deepspeed.ops.adam
     import deepspeed.runtime.pipe.engine  # noqa: F401
     import packaging.version

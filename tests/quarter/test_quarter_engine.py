@@ -10,9 +10,9 @@ import quarter_tools as tools
 import torch
 
 from data_prep.indexed import IndexedDataset
-from megatron_patches.quarter.fitting import fit
+from megatron_patches.quarter.batches import Batches
 from megatron_patches.quarter.plan import read_plan
-from megatron_patches.quarter.text import Batches
+from megatron_patches.quarter.train import train as train_bare
 from megatron_patches.quarter.training import Trainer
 from megatron_patches.standalone.data import build_samples
 from megatron_patches.standalone.scoring import score
@@ -26,7 +26,7 @@ pytestmark = [
 CPU = torch.device("cpu")
 
 
-def pair(study, tmp_path, method, steps=None):
+def pair(study, tmp_path, method):
     """(log and weights of DeepSpeed's engine, log and model of the bare loop) of one run of a study."""
     data = tools.prepared(study, tmp_path / "data")
     plan = read_plan(data)
@@ -42,10 +42,11 @@ def pair(study, tmp_path, method, steps=None):
     ours: list = []
     training = run.training.__class__(**{**vars(run.training), "log_interval": 1})
     run = run.__class__(**{**vars(run), "training": training})
-    fitted = fit(
+    steps = config.train_iters
+    trained = train_bare(
         run,
-        IndexedDataset(data / "train"),
-        config.train_iters,
+        Batches(IndexedDataset(data / "train"), run.training, steps, CPU),
+        steps,
         micro=training.batch,
         attention="chunked",
         device=CPU,
@@ -53,7 +54,7 @@ def pair(study, tmp_path, method, steps=None):
         end=1.0,
         log=ours.append,
     )
-    return theirs, stored, ours, fitted.model
+    return theirs, stored, ours, trained.model
 
 
 @pytest.fixture(autouse=True)

@@ -38,18 +38,29 @@ def tamper(folder, change):
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("change", "words"),
     [
-        lambda plan: plan["runs"][0]["training"].update(seed=8),
-        lambda plan: plan["runs"].pop(),
-        lambda plan: plan.pop("sha256"),
-        lambda plan: plan.update(extra=1),
+        (lambda plan: plan["runs"].clear(), "no runs"),
+        (lambda plan: plan.pop("git_sha"), "missing or unknown: git_sha"),
+        (lambda plan: plan.update(extra=1), "missing or unknown: extra"),
+        (lambda plan: plan.update(format="gpu_quarter_hour 1"), "not of the format"),
+        (
+            lambda plan: plan["runs"][1]["training"].update(position_weight_decay=1),
+            r"plan.runs\[1\].training.position_weight_decay: 1 is not bool",
+        ),
     ],
 )
-def test_a_changed_plan_is_refused(change, copy):
+def test_a_plan_that_is_not_whole_is_refused(change, words, copy):
     tamper(copy, change)
-    with pytest.raises(PlanError, match="changed after it was written"):
+    with pytest.raises(PlanError, match=words):
         read_plan(copy)
+
+
+def test_another_seed_in_the_plan_is_another_run(copy):
+    """A plan may be edited; its rows then do not pass for those of the study."""
+    before = trained_sha(read_plan(copy).runs[0], 10)
+    tamper(copy, lambda plan: plan["runs"][0]["training"].update(seed=8))
+    assert trained_sha(read_plan(copy).runs[0], 10) != before
 
 
 def test_what_is_no_plan_is_refused(copy, tmp_path):
@@ -59,18 +70,6 @@ def test_what_is_no_plan_is_refused(copy, tmp_path):
         (copy / "plan.json").write_text(text)
         with pytest.raises(PlanError, match="plan.json"):
             read_plan(copy)
-
-
-def test_a_wrong_type_is_named_even_with_a_right_hash(copy):
-    from megatron_patches.quarter import plan as plans
-
-    content = json.loads((copy / "plan.json").read_text())
-    del content["sha256"]
-    content["runs"][1]["training"]["position_weight_decay"] = 1
-    content["sha256"] = plans._digest(content)
-    (copy / "plan.json").write_text(json.dumps(content))
-    with pytest.raises(PlanError, match=r"plan.runs\[1\].training.position_weight_decay"):
-        read_plan(copy)
 
 
 def test_another_text_is_refused(copy):
@@ -88,15 +87,24 @@ def test_another_text_is_refused(copy):
         open_text(copy, "valid", plan)
 
 
-def test_without_git_the_plans_commit_counts_for_the_same_code_only(plan, monkeypatch):
+def test_without_git_the_plans_commit_counts(plan, monkeypatch):
     from megatron_patches.quarter import plan as plans
 
     plan = replace(plan, git_sha="abc")
     monkeypatch.setattr(plans, "git_sha", lambda: "unknown")
     assert commit_here(plan) == "abc"
-    assert commit_here(replace(plan, code_sha="other")) == "unknown"
     monkeypatch.setattr(plans, "git_sha", lambda: "def")
     assert commit_here(plan) == "def"
+
+
+@pytest.mark.parametrize("sha", ["abc", "abc-dirty"])
+def test_uncommitted_changes_are_said_when_a_folder_is_made(sha, study, tmp_path, monkeypatch):
+    from megatron_patches.quarter import prepare as preparing
+
+    monkeypatch.setattr(preparing, "git_sha", lambda: sha)
+    said: list[str] = []
+    assert prepare(study, tmp_path / "out", said.append).git_sha == sha
+    assert any(line.startswith("warning: uncommitted") for line in said) == (sha == "abc-dirty")
 
 
 def test_the_hash_of_a_run_knows_its_steps_and_its_precision(plan):

@@ -12,7 +12,7 @@ import standalone_tools as tools
 import torch
 
 from data_prep.errors import DataError
-from megatron_patches.analysis.rows import Row, read_rows
+from megatron_patches.analysis.rows import Row, read_kernels, read_rows
 from megatron_patches.config import config_sha, load_run_config
 from megatron_patches.standalone import cli
 from megatron_patches.standalone.evaluate import Evaluation, Request
@@ -194,6 +194,47 @@ def test_methods_with_a_table_are_refused_beyond_it(config):
     good, bad = run(folder, (32, 64))
     assert good.status == "ok" and bad.status == "refused"
     assert "max_length=32" in bad.message
+
+
+def test_a_refusal_is_an_answer_and_not_asked_again(config, tmp_path, capsys):
+    folder, output = train(config(pos_emb="learned", train_iters=2)), tmp_path / "rows.jsonl"
+    command = ["--checkpoint", str(folder), "--lengths", "32", "64", "--output", str(output)]
+    for _ in range(2):
+        assert cli.eval_main([*command, "--resume"]) == 0
+    assert [row.status for row in read_rows(output)] == ["ok", "refused"]
+    assert f"0 rows appended to {output}" in capsys.readouterr().out
+
+
+def test_a_length_that_is_named_twice_is_scored_once(trained, tmp_path):
+    output = tmp_path / "rows.jsonl"
+    command = ["--checkpoint", str(trained), "--lengths", "64", "32", "64", "32"]
+    assert cli.eval_main([*command, "--output", str(output)]) == 0
+    assert [row.eval_length for row in read_rows(output)] == [64, 32]
+
+
+def test_kernels_are_written_without_a_scoring(trained, tmp_path, capsys):
+    file = tmp_path / "new" / "kernels.jsonl"
+    command = ["--checkpoint", str(trained), "--only-kernels", str(file)]
+    for _ in range(2):  # the second time in place of the first
+        assert cli.eval_main(command) == 0
+    kernels = read_kernels(file)
+    assert [kernel.head for kernel in kernels] == [0, 1, 2, 3]
+    assert [path.name for path in file.parent.iterdir()] == ["kernels.jsonl"]
+    assert f"4 kernels written to {file}" in capsys.readouterr().out
+    assert cli.eval_main([*command, "--lengths", "32"]) == 2
+    assert "--only-kernels scores nothing: leave out --lengths" in capsys.readouterr().err
+    # Beside a scoring with a window they are those of the training all the same.
+    beside = tmp_path / "beside.jsonl"
+    scoring = ["--lengths", "32", "--window", "8", "--output", str(tmp_path / "rows.jsonl")]
+    assert cli.eval_main(["--checkpoint", str(trained), *scoring, "--kernels", str(beside)]) == 0
+    assert read_rows(tmp_path / "rows.jsonl")[0].options == {"sliding_window_width": 8}
+    assert read_kernels(beside) == kernels and kernels[0].options == {}
+
+
+def test_a_method_without_kernels_leaves_an_empty_file(config, tmp_path):
+    folder, file = train(config(pos_emb="rotary", train_iters=2)), tmp_path / "kernels.jsonl"
+    assert cli.eval_main(["--checkpoint", str(folder), "--only-kernels", str(file)]) == 0
+    assert file.read_bytes() == b"" and read_kernels(file) == []
 
 
 def test_another_tokenizer_is_refused(trained, tmp_path):

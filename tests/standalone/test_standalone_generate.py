@@ -1,12 +1,15 @@
-"""Reading token by token from a cache gives what reading everything anew gives."""
+"""Reading token by token from a cache gives what reading everything anew gives, padded or not."""
 
 from __future__ import annotations
+
+import json
 
 import pytest
 import torch
 
 from megatron_patches import positions
-from megatron_patches.standalone.generate import generate
+from megatron_patches.standalone.cli import generate_main
+from megatron_patches.standalone.generate import generate, left_padded
 from megatron_patches.standalone.model import GPT, Cache, ModelShape
 
 LENGTH = 40
@@ -99,3 +102,113 @@ def test_it_stops(prompt):
 def test_a_prompt_is_needed():
     with pytest.raises(ValueError, match="no tokens"):
         generate(model("none"), torch.zeros(1, 0, dtype=torch.int64), 3)
+
+
+# ---- several prompts -------------------------------------------------------------------------
+
+PROMPTS = [[3, 14, 15, 9, 2, 6, 5], [35], [8, 9, 7, 9], [3, 2, 3, 8, 4, 6, 2]]
+
+
+@pytest.mark.parametrize("changes", [{}, {"window": 5}])
+@pytest.mark.parametrize("name", positions.names())
+def test_left_padded_batches_equal_single_runs(name, changes):
+    """Logits in blocks of several tokens, and what is generated, whatever lies under the padding."""
+    made = model(name, **changes)
+    ids, padding = left_padded(PROMPTS, filler=41)
+    new = (
+        20 if made.position_method.max_length else LENGTH
+    )  # past the training length where possible
+    texts = generate(made, ids, new, padding_BL=padding)
+    whole_padding = torch.cat([padding, torch.zeros(4, new, dtype=torch.bool)], dim=1)
+    with torch.no_grad():
+        cache, parts, at = Cache.empty(2), [], 0
+        for block in (4, 3, 1, 5, new - 6):
+            seen = whole_padding[:, : at + block]
+            parts.append(made.logits(made.hidden(texts[:, at : at + block], cache, seen)))
+            at += block
+        blocks = torch.cat(parts, dim=1)
+        for row, prompt in enumerate(PROMPTS):
+            start = 7 - len(prompt)
+            alone = torch.tensor([prompt])
+            assert torch.equal(texts[row, start:], generate(made, alone, new)[0])
+            logits = made(texts[row : row + 1, start:])[0]
+            torch.testing.assert_close(blocks[row, start:], logits, atol=2e-5, rtol=1e-5)
+
+
+def test_a_finished_row_waits_for_the_others():
+    made = model("kerple_log")
+    ids, padding = left_padded(PROMPTS)
+    free = generate(made, ids, 12, padding_BL=padding)
+    stop = int(free[1, 9])
+    found = generate(made, ids, 12, padding_BL=padding, stop=stop)
+    for row in range(4):
+        new = free[row, 7:].tolist()
+        wanted = new[: new.index(stop) + 1] if stop in new else new
+        assert found[row, 7 : 7 + len(wanted)].tolist() == wanted
+        assert set(found[row, 7 + len(wanted) :].tolist()) <= {stop}
+
+
+def test_padding_that_does_not_stand_left():
+    made, ids = model("none"), torch.ones(2, 4, dtype=torch.int64)
+    for wrong in ([[0, 0, 1, 0]] * 2, [[0, 0, 0, 1]] * 2, [[1, 1, 1, 1]] * 2, [[1, 0, 0]] * 2):
+        with pytest.raises(ValueError, match="at their left only"):
+            generate(made, ids, 2, padding_BL=torch.tensor(wrong, dtype=torch.bool))
+    for empty in ([], [[1], []]):
+        with pytest.raises(ValueError, match="no tokens"):
+            left_padded(empty)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run folder with random weights and a tokenizer of bytes."""
+    from data_prep.tokenizing import load_tokenizer
+    from megatron_patches.config import from_mapping
+    from megatron_patches.standalone import export
+    from megatron_patches.standalone.build import shape_of
+
+    folder = tmp_path_factory.mktemp("generate")
+    load_tokenizer("byte").save(folder)
+    config = from_mapping(
+        {
+            **{"num_layers": 2, "hidden_size": 24, "num_attention_heads": 2, "seq_length": 32},
+            **{"max_position_embeddings": 32, "no_weight_tying": True, "init_method_std": 0.3},
+            **{"train_iters": 1, "train_micro_batch_size_per_gpu": 1, "pos_emb": "kerple_log"},
+            **{"padded_vocab_size": 257, "vocab_file": str(folder / "tokenizer.json")},
+            **{"tokenizer_type": "HFTokenizer", "distributed_backend": "gloo"},
+        }
+    )
+    made = GPT(shape_of(config, 257))
+    export.export(made, folder / "run", step=1, config=config, form=export.Form())
+    return folder / "run"
+
+
+def test_the_command_with_several_prompts(run, tmp_path, capsys):
+    def said(*options: str) -> str:
+        assert generate_main(["--checkpoint", str(run), "--tokens", "9", *options]) == 0
+        return capsys.readouterr().out
+
+    alone = {text: said("--prompt", text) for text in ("def main(", "x")}
+    rows = [
+        json.loads(line) for line in said("--prompt", "x", "--prompt", "def main(").splitlines()
+    ]
+    assert [row["prompt"] for row in rows] == ["x", "def main("]
+    assert all(row["text"] + "\n" == alone[row["prompt"]] for row in rows)
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"text": "def main("}\n{"text": "x"}\n')
+    assert [json.loads(line) for line in said("--prompts", str(file)).splitlines()] == rows[::-1]
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ('{"prompt": "x"}', "jsonl:1"),
+        ('{"text": "x"}\nx', "jsonl:2"),
+        ("", "a prompt is empty"),
+        ('{"text": ""}', "a prompt is empty"),
+    ],
+)
+def test_files_of_prompts_that_are_wrong(run, tmp_path, capsys, lines, message):
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(lines)
+    assert generate_main(["--checkpoint", str(run), "--prompts", str(file)]) == 2
+    assert message in capsys.readouterr().err

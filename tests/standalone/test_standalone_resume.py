@@ -9,7 +9,7 @@ import standalone_tools as tools
 import torch
 
 from megatron_patches.config import ConfigError
-from megatron_patches.standalone import checkpoint, provenance
+from megatron_patches.standalone import checkpoint, provenance, saving
 from megatron_patches.standalone.train import Trainer, TrainingError, train
 
 
@@ -29,7 +29,7 @@ def killed_after(monkeypatch, step: int) -> None:
     monkeypatch.setattr(Trainer, "_one_step", one_step)
 
 
-@pytest.mark.parametrize(("accumulation", "zero"), [(1, 0), (2, 0), (1, 1), (2, 2), (1, 3)])
+@pytest.mark.parametrize(("accumulation", "zero"), [(a, z) for a in (1, 4) for z in (0, 1, 2, 3)])
 def test_a_resumed_run_equals_an_uninterrupted_one(config, monkeypatch, accumulation, zero):
     """Kill at step 9, after the checkpoint of step 6: steps 7 to 9 are done, and logged, twice."""
     changes = {
@@ -108,8 +108,8 @@ def test_an_interrupted_save_leaves_the_previous_checkpoint(config, monkeypatch)
             train(config("torn", **changes))
     with monkeypatch.context() as patch:
         # The files of step 8 are written, the rename to their final name never happens.
-        patch.setattr(checkpoint.shutil, "rmtree", die)
-        patch.setattr(checkpoint.Path, "rename", die)
+        patch.setattr(saving.shutil, "rmtree", die)
+        patch.setattr(saving.Path, "rename", die)
         with pytest.raises(Killed):
             train(config("torn", **changes))
     torn = config("torn", **changes).save_dir

@@ -237,11 +237,13 @@ def test_resume_asks_what_is_missing(random_run, tmp_path):
     ]
     assert without_time(read_retrieval(output)[:6]) == without_time(before)
     assert opened(random_run, 64, 160).run(output, quiet, resume=True) == []
-    # Other questions and refused cells are asked again.
+    # Other questions are asked again; a refusal is an answer.
     assert len(opened(random_run, 64, samples=4).run(output, quiet, resume=True)) == 9
-    for _ in range(2):
-        again = opened(random_run, 20, tasks=("passkey",)).run(output, quiet, resume=True)
-        assert [row.status for row in again] == ["refused"] * 3
+    short = opened(random_run, 20, tasks=("passkey",)).run(output, quiet, resume=True)
+    assert [row.status for row in short] == ["refused"] * 3
+    assert opened(random_run, 20, tasks=("passkey",)).run(output, quiet, resume=True) == []
+    failed = [opened(random_run, 4000, tasks=("passkey",)) for _ in range(2)]
+    assert [len(asked.run(output, quiet, resume=True)) for asked in failed] == [3, 3]
 
 
 # --- inputs that cannot be right ------------------------------------------------------------------

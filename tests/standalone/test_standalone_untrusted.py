@@ -34,8 +34,14 @@ class Bomb:
 
 @pytest.fixture
 def run(trained, tmp_path) -> Path:
-    """A copy of a finished run that a test may damage."""
-    return shutil.copytree(trained, tmp_path / "run")
+    """A copy of a finished run that a test may damage; without hashes, which an attacker would renew."""
+    return without_manifest(shutil.copytree(trained, tmp_path / "run"))
+
+
+def without_manifest(run: Path) -> Path:
+    for file in run.glob("global_step*/manifest.json"):
+        file.unlink()
+    return run
 
 
 @pytest.fixture
@@ -81,7 +87,7 @@ def test_a_plain_pickle(file, run, tmp_path):
 
 def test_code_in_an_optimizer_file(config, tmp_path):
     changes = {"zero_optimization": {"stage": 1}, "train_iters": 2, "checkpoint_factor": 2}
-    folder = train(config(**changes))
+    folder = without_manifest(train(config(**changes)))
     (file,) = (folder / "global_step2").glob("zero_*_optim_states.pt")
     content = torch.load(file, weights_only=False)
     torch.save({**content, "extra": Bomb(tmp_path / "bomb")}, file)

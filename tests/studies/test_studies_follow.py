@@ -82,6 +82,37 @@ def test_followers_do_not_chain(tmp_path):
         load_study(follow(tmp_path, "third", follows="more"))
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "words"),
+    [
+        ("more", "more", ["`follows: more`: a study cannot follow itself"]),
+        ("other", "more", ["`follows: other`: it follows more: name that"]),
+    ],
+)
+def test_a_circle_of_followers_is_an_error_in_its_place(tmp_path, first, second, words):
+    tools.write_study(tmp_path)
+    study = follow(tmp_path, "more", follows=first)
+    follow(tmp_path, "other", follows=second)
+    with pytest.raises(ConfigError) as error:
+        load_study(study)
+    for word in (f"{study}:", *words):
+        assert word in str(error.value)
+
+
+def test_scoring_alone_needs_no_training_text(tmp_path):
+    study = tools.write_study(tmp_path, seeds=[1])
+    for run in make_plan(load_study(study)).runs:
+        finish(run)
+    for name in ("train.bin", "valid.bin"):
+        (tmp_path / name).unlink()
+    plan = make_plan(load_study(tmp_path / "toy.yml"))
+    assert [len(plan.steps(run)) for run in plan.runs] == [1, 1]
+    assert plan.missing_data() == {"text": [f"{tmp_path}/valid"]}
+    (plan.runs[1].folder / "latest").unlink()
+    plan = make_plan(load_study(tmp_path / "toy.yml"))
+    assert set(plan.missing_data()["text"]) == {f"{tmp_path}/valid", f"{tmp_path}/train"}
+
+
 # ---- training.jsonl ------------------------------------------------------------------------------
 
 
@@ -117,9 +148,18 @@ def test_every_trained_run_gets_one_line(tmp_path):
     assert record(make_plan(load_study(study)), said.append) == 0
     assert [r.config_sha for r in read_training(file)] == [first.sha, second.sha]
     assert [r.lm_loss for r in read_training(file)] == [[4.0, 3.5]] * 2 and said == []
-    # A study that asks the same runs more has no lines of its own.
+    # A study that asks the same runs more has no lines of its own: what it trains is the other's.
     assert record(make_plan(load_study(follow(tmp_path))), said.append) == 0
+    third = make_plan(load_study(study)).runs[2]
+    finish(third)
+    assert record(make_plan(load_study(follow(tmp_path))), said.append) == 1
+    assert [r.config_sha for r in read_training(file)] == [first.sha, second.sha, third.sha]
     assert not (tmp_path / "more").exists()
+    # With a results folder from the command line all of it goes there.
+    moved = load_study(follow(tmp_path)).with_output(tmp_path / "mine")
+    assert record(make_plan(moved), said.append) == 3
+    assert len(read_training(tmp_path / "mine" / "training.jsonl")) == 3
+    assert len(read_training(file)) == 3
 
 
 def test_a_run_without_its_log_is_named(tmp_path):
@@ -138,5 +178,10 @@ def test_tasks_of_an_array_record_their_training(tmp_path):
     line = f"  step alibi-text-1 record scripts/sweep.py {tmp_path}/toy.yml --record --only alibi-text-1"
     assert f"{line} || true\n" in text
     assert text.index(" train deepy.py") < text.index(line) < text.index("'eval nonoverlap valid'")
-    follower = make_plan(load_study(follow(tmp_path)))
-    assert "--record" not in script(follower, cost.Cost(0, 0, (), None))
+    follower = script(make_plan(load_study(follow(tmp_path))), cost.Cost(0, 0, (), None))
+    assert (
+        f"record scripts/sweep.py {tmp_path}/more.yml --record --only alibi-text-1 ||" in follower
+    )
+    moved = make_plan(load_study(tmp_path / "toy.yml").with_output(tmp_path / "mine"))
+    text = script(moved, cost.Cost(0, 0, (), None))
+    assert f"{tmp_path}/toy.yml --output {tmp_path}/mine --record --only alibi-text-1 ||" in text

@@ -12,9 +12,9 @@ import pytest
 import studies_tools as tools
 
 from megatron_patches import positions
-from megatron_patches.analysis.rows import Row, append_rows
+from megatron_patches.analysis.rows import append_rows
 from megatron_patches.config import ConfigError, compose, config_sha
-from megatron_patches.studies import ROOT, carry_out, cost, estimate, load_study, make_plan, report
+from megatron_patches.studies import ROOT, carry_out, cost, load_study, make_plan
 from megatron_patches.studies.execute import slots
 from megatron_patches.studies.plan import Plan, _yaml
 from megatron_patches.studies.slurm import script
@@ -169,68 +169,28 @@ def test_override_values_survive_the_command_line(value):
 def test_what_counts_as_finished(tmp_path):
     study = tools.write_study(tmp_path)
     run, other = make_plan(load_study(study)).runs[:2]
-    result = {"loss": 1.0, "perplexity": 2.718281828459045, "bits_per_byte": None}
-    nothing = dict.fromkeys(result)
-    cell = {"method": "alibi", "dataset": "text", "seed": 1, "train_length": 16, "last_k": None}
-    cell |= {"protocol": "nonoverlap", "split": "valid", "config_sha": run.sha, "step": 4}
-    cell |= dict.fromkeys(("tokenizer", "data", "git_sha", "engine", "attention", "dtype"), "x")
-    cell |= {"parameters": 1, "seconds": 0.0}
 
     def open_cells(length, **changes):
-        scored = {"tokens": length, "windows": 1, "window_losses": [1.0], **result}
-        row = {**cell, "eval_length": length, "stride": length, **scored, **changes}
-        append_rows(tmp_path / "results" / "rows.jsonl", [Row(**row)])
+        cell = {"protocol": "nonoverlap", "eval_length": length, **changes}
+        append_rows(tmp_path / "results" / "rows.jsonl", [tools.row(run, **cell)])
         plan = make_plan(load_study(study))
         assert plan.open_cells[other.name, "eval nonoverlap valid"] == 2
         assert bool(plan.steps(run)) == bool(plan.open_cells[run.name, "eval nonoverlap valid"])
         return plan.open_cells[run.name, "eval nonoverlap valid"]
 
-    empty = {"tokens": 0, "windows": 0, "window_losses": [], "message": "why", **nothing}
     assert open_cells(16, split="test") == 2
     assert open_cells(16, config_sha="another") == 2
     assert open_cells(16, step=2) == 2  # scored before the training ended
     assert open_cells(16) == 1
-    assert open_cells(32, status="failed", **empty) == 1  # to be tried again
-    assert open_cells(32, status="refused", **empty) == 0  # that is the answer
+    assert open_cells(32, status="failed") == 1  # to be tried again
+    assert open_cells(32, status="refused") == 0  # that is the answer
 
 
-def test_kernels_are_written_once_a_run(tmp_path):
-    asked = {"lengths": [16], "splits": ["valid", "test"], "kernels": True}
-    plan = make_plan(load_study(tools.write_study(tmp_path, eval=asked)))
-    first, second = plan.runs[0].evaluations
-    file = f"{tmp_path}/results/kernels/alibi-text-1.jsonl"
-    assert first.arguments[-2:] == ("--kernels", file) and first.fresh == file
-    assert "--kernels" not in second.arguments and second.fresh is None
-    assert f"  rm -f {file}\n  step alibi-text-1 'eval" in script(plan, cost.Cost(0, 0, (), None))
-
-
-def test_rows_of_another_cut_of_the_text_are_refused(tmp_path):
-    (tmp_path / "results").mkdir()
-    (tmp_path / "results" / "cut.json").write_text('{"longest": 32, "max_tokens": 500}')
-    with pytest.raises(ConfigError, match="with `eval.max_tokens` 500, the study has 129"):
-        make_plan(load_study(tools.write_study(tmp_path)))
-
-
-def test_cost_counts_what_each_protocol_reads(tmp_path, monkeypatch):
-    monkeypatch.setattr(cost, "_describe", lambda run: cost.Model(16, "a model", 1.5))
-    asked = {"lengths": [16, 32], "max_tokens": 129}
-    asked |= {"protocols": ["nonoverlap", "last", "sliding"], "last_k": 4, "stride": 8}
-    plan = make_plan(load_study(tools.write_study(tmp_path, eval=asked)))
-    found = estimate(plan, 10.0)
-    last = (128 - 32) // 8 + 1
-    sliding = (1 + (128 - 16) // 8) * 16 + (1 + (128 - 32) // 8) * 32
-    assert found.evaluation_tokens == 4 * (129 * 2 + last * 48 + sliding)
-    assert found.training_tokens == 4 * 4 * 64
-    hours = (found.training_tokens + found.evaluation_tokens / 3) / 10 / 3600
-    assert found.hours(1) == pytest.approx(hours) and found.hours(2) == pytest.approx(hours / 2)
-    assert "memory about 1.5 GB a run" in report(plan, found, 2, "the CPU")
-    assert len(slots(plan, 3, 1.5)) == 3
-    assert len(slots(plan, None, 1e9)) == 1  # never more than the memory holds
-    # A run a core, one thread each; cores that fewer runs leave over become threads.
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)), raising=False)
-    assert [place["OMP_NUM_THREADS"] for place in slots(plan, None, None)] == ["1"] * 8
-    assert [place["OMP_NUM_THREADS"] for place in slots(plan, 3, None)] == ["2"] * 3
-    assert [place["OMP_NUM_THREADS"] for place in slots(plan, 16, None)] == ["1"] * 16
+def test_runs_that_train_the_same_model_are_refused(tmp_path):
+    levels = {"a": {}, "b": {"attention_impl": "reference"}}  # how it is computed, not what
+    with pytest.raises(ConfigError) as error:
+        make_plan(load_study(tools.write_study(tmp_path, factors={"how": levels})))
+    assert "toy: alibi-text-1-a and alibi-text-1-b train the same model" in str(error.value)
 
 
 def test_gpus_take_a_run_each(monkeypatch):
@@ -272,7 +232,7 @@ def test_a_failure_is_recorded_and_the_rest_goes_on(tmp_path):
     assert (tmp_path / "alibi-text-2").exists()
     assert sum(text.startswith("[") for text in said) == 4
     # These trainings leave no log: that, too, is said.
-    assert sum("no line of training.jsonl" in text for text in said) == 3
+    assert sum("no line of training.jsonl" in text for text in said) == 4
 
 
 def test_runs_go_side_by_side_and_no_more_than_asked(tmp_path):

@@ -7,7 +7,8 @@ import json
 import pytest
 import studies_tools as tools
 
-from megatron_patches.analysis.retrieval_rows import RetrievalRow, append_retrieval
+from megatron_patches.analysis.cuts import PAPER_WINDOWS
+from megatron_patches.analysis.retrieval_rows import append_retrieval
 from megatron_patches.analysis.rows import append_rows
 from megatron_patches.config import ConfigError
 from megatron_patches.studies import (
@@ -17,7 +18,7 @@ from megatron_patches.studies import (
     make_plan,
     report,
 )
-from megatron_patches.studies.progress import PAPER_WINDOWS, check_cut
+from megatron_patches.studies.progress import check_cut
 from megatron_patches.studies.questions import ROWS_A_CELL
 from megatron_patches.studies.slurm import script
 
@@ -30,6 +31,7 @@ def plan_of(folder, **asked):
 
 def test_each_window_is_a_step_of_its_own(tmp_path):
     asked = {"lengths": [16], "protocols": ["position"], "window_widths": ["none", 8]}
+    asked["max_tokens"] = 129
     plan = plan_of(tmp_path, **asked)
     run = plan.runs[0]
     plain, windowed = run.evaluations
@@ -41,13 +43,14 @@ def test_each_window_is_a_step_of_its_own(tmp_path):
     assert "--window" not in plain.arguments
     assert windowed.arguments[windowed.arguments.index("--window") + 1] == "8"
     rows = tmp_path / "results" / "rows.jsonl"
-    append_rows(rows, [tools.row(run, options={"sliding_window_width": 9})])
+    cut = {"longest": 16}
+    append_rows(rows, [tools.row(run, options={"sliding_window_width": 9}, asked=cut)])
     assert sum(plan_of(tmp_path, **asked).open_cells.values()) == 8
-    append_rows(rows, [tools.row(run, options={"sliding_window_width": 8})])
+    append_rows(rows, [tools.row(run, options={"sliding_window_width": 8}, asked=cut)])
     left = plan_of(tmp_path, **asked)
     assert left.open_cells[run.name, windowed.title] == 0
     assert left.open_cells[run.name, plain.title] == 1
-    append_rows(rows, [tools.row(run)])
+    append_rows(rows, [tools.row(run, asked=cut)])
     assert plan_of(tmp_path, **asked).steps(run) == []
 
 
@@ -55,11 +58,12 @@ def test_a_model_trained_with_a_window_is_told_apart_by_it(tmp_path):
     study = tools.write_study(
         tmp_path,
         overrides={"train_iters": 4, "sliding_window_width": 8},
-        eval={"lengths": [16], "protocols": ["position"]},
+        eval={"lengths": [16], "protocols": ["position"], "max_tokens": 129},
     )
     run = make_plan(load_study(study)).runs[0]
     for options, left in (({}, 1), ({"sliding_window_width": 8}, 0)):
-        append_rows(tmp_path / "results" / "rows.jsonl", [tools.row(run, options=options)])
+        row = tools.row(run, options=options, asked={"longest": 16})
+        append_rows(tmp_path / "results" / "rows.jsonl", [row])
         assert make_plan(load_study(study)).open_cells[run.name, "eval position valid"] == left
 
 
@@ -74,7 +78,8 @@ def test_paper_asks_for_its_windows_and_not_for_a_cut(tmp_path):
     words = few.runs[0].evaluations[1].arguments
     assert words[words.index("--paper-windows") + 1] == "5"
     rows = tmp_path / "results" / "rows.jsonl"
-    append_rows(rows, [tools.row(run, protocol="paper", windows=5)])
+    five = tools.row(run, protocol="paper", windows=5, asked={"paper_windows": 5})
+    append_rows(rows, [five])
     title = "eval paper valid"
     assert plan_of(tmp_path, **asked).open_cells[run.name, title] == 2
     assert plan_of(tmp_path, **asked, paper_windows=5).open_cells[run.name, title] == 1
@@ -85,26 +90,57 @@ def test_paper_asks_for_its_windows_and_not_for_a_cut(tmp_path):
 def test_a_number_of_paper_windows_does_not_join_another(tmp_path):
     asked = {"lengths": [16], "max_tokens": 129}
     plan = plan_of(tmp_path, **asked)
+    file = tmp_path / "results" / "cut.json"
+    cut = {"longest": 16}
+    append_rows(file.with_name("rows.jsonl"), [tools.row(plan.runs[0], asked=cut)])
     check_cut(plan.study, write=True)
     more = plan_of(tmp_path, **asked, protocols=["nonoverlap", "paper"], paper_windows=5)
     check_cut(more.study, write=True)
-    cut = json.loads((tmp_path / "results" / "cut.json").read_text())
-    assert cut == {"longest": 16, "max_tokens": 129, "paper_windows": 5}
+    assert json.loads(file.read_text()) == {"longest": 16, "max_tokens": 129, "paper_windows": 5}
     with pytest.raises(ConfigError, match="`eval.paper_windows` 5, the study has 320"):
         plan_of(tmp_path, **asked, protocols=["nonoverlap", "paper"])
 
 
-def retrieved(run, task, source, **changes):
-    names = ("tokenizer", "data", "questions", "git_sha", "engine", "attention", "dtype")
-    cell = {"method": "alibi", "dataset": "text", "seed": 1, "train_length": 16, "task": task}
-    cell |= {"source": source, "split": "valid", "eval_length": 16, "depth": 0.5, "samples": 3}
-    cell |= {"answer_tokens": 2, "distance": 4, "config_sha": run.sha, "step": 4}
-    cell |= {"parameters": 1, "seconds": 0.0, **dict.fromkeys(names, "x")}
-    cell |= {"exact": 1.0, "token_accuracy": 1.0, "control_accuracy": 0.0}
-    cell |= {"loss": 1.0, "control_loss": 2.0, "gain": 1.0}
-    cell |= {"losses": [1.0] * 3, "control_losses": [2.0] * 3}
-    cell |= {"correct": [2] * 3, "control_correct": [0] * 3}
-    return RetrievalRow(**{**cell, **changes})
+@pytest.mark.parametrize(
+    ("asked", "cut"),
+    [
+        ({"protocols": ["paper"], "lengths": [16]}, {"paper_windows": 320}),
+        ({"protocols": ["sliding"], "lengths": [16, 32], "stride": 8}, {"max_tokens": None}),
+        (
+            {"protocols": ["last"], "lengths": [16], "last_k": 4},
+            {"max_tokens": None, "longest": 16},
+        ),
+        ({"protocols": [], "retrieval": RETRIEVAL}, None),
+    ],
+)
+def test_the_cut_holds_what_decides_it_and_no_more(tmp_path, asked, cut):
+    file = tmp_path / "results" / "cut.json"
+    check_cut(plan_of(tmp_path, **asked).study, write=True)
+    assert (json.loads(file.read_text()) if file.is_file() else None) == cut
+    assert [path.name for path in file.parent.glob(".*")] == []
+
+
+def test_a_cut_without_rows_binds_nobody(tmp_path):
+    file = tmp_path / "results" / "cut.json"
+    file.parent.mkdir()
+    file.write_text('{"longest": 64, "max_tokens": 500}')
+    asked = {"lengths": [16], "max_tokens": 129}
+    check_cut(plan_of(tmp_path, **asked).study, write=True)
+    assert json.loads(file.read_text()) == {"longest": 16, "max_tokens": 129}
+    # The file of the measured study, which may not change under its rows.
+    file.with_name("rows.jsonl").write_text("")
+    assert plan_of(tmp_path, lengths=[32], max_tokens=99)
+
+
+@pytest.mark.parametrize(("text", "word"), [('{"longest": 3', "not JSON"), ("[1]", "an object")])
+def test_a_damaged_cut_is_named(tmp_path, text, word):
+    file = tmp_path / "results" / "cut.json"
+    plan = plan_of(tmp_path, lengths=[16], max_tokens=129)
+    append_rows(file.with_name("rows.jsonl"), [tools.row(plan.runs[0], asked={"longest": 16})])
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=word) as error:
+        plan_of(tmp_path, lengths=[16], max_tokens=129)
+    assert str(file) in str(error.value)
 
 
 def test_retrieval_is_a_step_and_needs_no_protocol(tmp_path):
@@ -112,35 +148,56 @@ def test_retrieval_is_a_step_and_needs_no_protocol(tmp_path):
     plan = plan_of(tmp_path, **asked)
     run = plan.runs[0]
     (step,) = run.evaluations
-    assert (step.title, step.trains) == ("retrieval", False) and plan.cells(run) == 8
+    assert (step.title, step.trains) == ("retrieval valid", False) and plan.cells(run) == 8
     assert list(step.arguments) == [
         *("scripts/retrieval.py", "--checkpoint", f"{tmp_path}/runs/alibi-text-1"),
         *("--tasks", "passkey", "copy", "--lengths", "16", "32", "--depths", "0.0", "0.5"),
-        *("--samples", "3", "--resume", "--output", f"{tmp_path}/results/retrieval.jsonl"),
+        *("--split", "valid", "--samples", "3", "--resume"),
+        *("--output", f"{tmp_path}/results/retrieval.jsonl"),
     ]
     rows = tmp_path / "results" / "retrieval.jsonl"
 
     def left(task, source, **changes):
-        append_retrieval(rows, [retrieved(run, task, source, **changes)])
-        return plan_of(tmp_path, **asked).open_cells[run.name, "retrieval"]
+        append_retrieval(rows, [tools.retrieved(run, task, source, **changes)])
+        return plan_of(tmp_path, **asked).open_cells[run.name, "retrieval valid"]
 
-    none = dict.fromkeys(
-        ("exact", "token_accuracy", "control_accuracy", "loss", "control_loss", "gain", "distance")
-    )
-    empty = {**none, "losses": [], "control_losses": [], "correct": [], "control_correct": []}
     assert left("passkey", "digits", eval_length=64) == 8
     assert left("passkey", "digits", split="test") == 8
-    assert left("passkey", "digits", status="failed", message="why", **empty) == 8
+    assert left("passkey", "digits", status="failed") == 8
     assert left("passkey", "digits", options={"sliding_window_width": 4}) == 8
     assert left("passkey", "digits") == 7
     assert left("copy", "random") == 7  # a copy has two sources
     assert left("copy", "text") == 6
-    assert left("passkey", "digits", depth=0, status="refused", message="why", **empty) == 5
+    assert left("passkey", "digits", depth=0, status="refused") == 5
     with pytest.raises(KeyError):  # nothing of perplexity is asked for
         _ = plan.open_cells[run.name, "eval nonoverlap valid"]
-    assert "step alibi-text-1 retrieval scripts/retrieval.py" in script(
+    assert "step alibi-text-1 'retrieval valid' scripts/retrieval.py" in script(
         plan, cost.Cost(0, 0, (), None)
     )
+
+
+def test_retrieval_of_each_split_and_window_is_a_step_of_its_own(tmp_path):
+    asked = {"protocols": [], "retrieval": RETRIEVAL}
+    asked |= {"splits": ["valid", "test"], "window_widths": ["none", 8]}
+    plan = plan_of(tmp_path, **asked)
+    run = plan.runs[0]
+    assert [step.title for step in run.evaluations] == [
+        *("retrieval valid", "retrieval valid window 8"),
+        *("retrieval test", "retrieval test window 8"),
+    ]
+    assert plan.cells(run) == 4 * 8
+    told = [
+        (words[words.index("--split") + 1], "--window" in words)
+        for words in (step.arguments for step in run.evaluations)
+    ]
+    assert told == [("valid", False), ("valid", True), ("test", False), ("test", True)]
+    windowed = {"split": "test", "options": {"sliding_window_width": 8}}
+    row = tools.retrieved(run, "passkey", "digits", **windowed)
+    append_retrieval(tmp_path / "results" / "retrieval.jsonl", [row])
+    found = plan_of(tmp_path, **asked).open_cells
+    assert [found[run.name, step.title] for step in run.evaluations] == [8, 8, 8, 7]
+    (tmp_path / "test.bin").unlink()
+    assert plan.missing_data() == {"text": [f"{tmp_path}/test"]}
 
 
 def test_copies_have_as_many_sources_as_the_tasks_say():
@@ -158,12 +215,12 @@ def test_cost_of_windows_paper_and_retrieval(tmp_path, monkeypatch):
     paper = 320 * 48
     # 3 rows a place (copies have two sources), 2 depths, 3 samples, each with its control
     retrieval = 3 * 2 * 3 * 2 * 48
-    assert found.evaluation_tokens == 4 * (2 * (129 * 2 + paper) + retrieval)
+    assert found.evaluation_tokens == 4 * 2 * (129 * 2 + paper + retrieval)
     text = report(plan, found, 2, "the CPU")
     assert "windows       none 8\n" in text
     assert "the first 129 tokens of it; paper: 320 windows a length\n" in text
     assert "retrieval     passkey copy at 16 32, depths 0.0 0.5, 3 samples\n" in text
-    assert "0 of 64 cells" in text  # 4 runs x (2 protocols x 2 windows x 2 lengths + 8)
+    assert "0 of 96 cells" in text  # 4 runs x 2 windows x (2 protocols x 2 lengths + 8)
 
 
 @pytest.mark.parametrize(
@@ -176,7 +233,6 @@ def test_cost_of_windows_paper_and_retrieval(tmp_path, monkeypatch):
         ({"protocols": []}, ["there is no `eval.retrieval`"]),
         ({"protocols": ["nonoverlap"]}, ["`eval.lengths` is needed"]),
         ({"protocols": [], "retrieval": RETRIEVAL, "max_tokens": 9}, ["`eval.max_tokens` belongs"]),
-        ({"protocols": [], "retrieval": RETRIEVAL, "kernels": True}, ["`eval.kernels`"]),
         (
             {"lengths": [16], "retrieval": {**RETRIEVAL, "depths": [1.5]}},
             ["`eval.retrieval.depths"],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -107,6 +108,8 @@ def test_interrupted_failed_and_resumed(tmp_path):
 
     kernels = read_kernels(tmp_path / "results" / "kernels" / "alibi-text-2.jsonl")
     assert [kernel.head for kernel in kernels] == [0, 1]
+    written = sorted(file.name for file in (tmp_path / "results" / "kernels").iterdir())
+    assert written == ["alibi-text-1.jsonl", "alibi-text-2.jsonl"]  # rotary has none
     lines = read_training(tmp_path / "results" / "training.jsonl")
     assert sorted((line.method, line.seed) for line in lines) == [
         (m, s) for m in tools.METHODS for s in tools.SEEDS
@@ -134,6 +137,11 @@ def test_interrupted_failed_and_resumed(tmp_path):
 
     code, out, _ = sweep(study)
     assert code == 0 and "4 of 4 runs, 8 of 8 cells" in out and "[1/" not in out
+    # Kernels that are lost are written again, of the models that are there.
+    shutil.rmtree(tmp_path / "results" / "kernels")
+    code, out, _ = sweep(study)
+    assert code == 0 and "0 trainings of 0 tokens together, 0 cells, 2 files of kernels" in out
+    assert read_kernels(tmp_path / "results" / "kernels" / "alibi-text-2.jsonl") == kernels
     assert rows.read_bytes().count(b"\n") == 8
 
 
@@ -147,7 +155,7 @@ def test_dry_run_prints_plan_and_cost_and_writes_nothing(tmp_path):
     # 4 runs x 4 steps x 4 sequences of 16; 129 tokens at two lengths
     assert "4 trainings of 1,024 tokens together, 8 cells, evaluation: 1,032 tokens" in out
     assert "4 x 1 x 1 = 4 sequences of 16 = 64 tokens a step; memory about 0.0 GB a run" in out
-    assert "at 100 tokens/s a run" in out
+    assert "at 100 tokens/s of training a run" in out
     assert "  rotary-text-2: train, eval nonoverlap valid\n" in out
     assert sorted(tmp_path.rglob("*")) == before
 
@@ -203,6 +211,21 @@ def test_slurm_script_runs_the_exact_commands(tmp_path):
         ("alibi-text-2", "train", 2),
         ("alibi-text-1", "eval nonoverlap valid", 2),
     ]
+
+
+def test_what_a_command_line_may_not_join(tmp_path):
+    study = tools.write_study(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    for other in (["--dry-run"], ["--slurm", str(tmp_path / "x.sh")]):
+        code, _, err = sweep(study, "--record", *other)
+        assert code == 2 and "not allowed with" in err
+    assert sorted(tmp_path.rglob("*")) == before
+    code, out, _ = sweep(study, "--record", "--output", str(tmp_path / "mine"))
+    assert (code, out) == (0, f"0 lines appended to {tmp_path}/mine/training.jsonl\n")
+    follower = tmp_path / "again.yml"
+    follower.write_text(f"follows: again\neval: {{lengths: [16]}}\noutput: {tmp_path}/x\n")
+    code, _, err = sweep(follower, "--dry-run")
+    assert code == 2 and "cannot follow itself" in err and "Traceback" not in err
 
 
 def test_errors_are_one_line_and_exit_2(tmp_path):

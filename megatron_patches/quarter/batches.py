@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from data_prep.indexed import IndexedDataset
-from megatron_patches.quarter.plan import Training
+from megatron_patches.quarter.plan import PlannedRun, Training
 from megatron_patches.standalone.samples import SURPLUS, SampleOrder
 
 
@@ -24,7 +25,7 @@ class Batches:
     def __init__(
         self, dataset: IndexedDataset, training: Training, steps: int, device: torch.device
     ) -> None:
-        self.batch, self.length = training.batch, training.seq_length
+        self.batch, self.length, self.steps = training.batch, training.seq_length, steps
         everything = np.arange(len(dataset), dtype=np.int32)
         # As `build_samples` asks for one data path.
         wanted = math.ceil(steps * self.batch * SURPLUS)
@@ -49,3 +50,17 @@ class Batches:
         for sample in range(step * self.batch, (step + 1) * self.batch):
             chain = hashlib.sha256(f"{chain} {sample}".encode()).hexdigest()[:16]
         return chain
+
+
+def shared_batches(
+    dataset: IndexedDataset, runs: Sequence[PlannedRun], steps: int, device: torch.device
+) -> dict[str, Batches]:
+    """By run name; runs that read the same samples share one object and its memory."""
+    made: dict[tuple[int, int, int], Batches] = {}
+    found = {}
+    for run in runs:
+        key = (run.training.seed, run.training.batch, run.training.seq_length)
+        if key not in made:
+            made[key] = Batches(dataset, run.training, steps, device)
+        found[run.name] = made[key]
+    return found

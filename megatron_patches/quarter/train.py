@@ -1,4 +1,4 @@
-"""Training one model for a fixed number of steps: batches, schedule, log, and the reasons to stop."""
+"""Training one model for a fixed number of steps: schedule, log, and the reasons to stop."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from typing import Any
 
 import torch
 
-from data_prep.indexed import IndexedDataset
 from megatron_patches.quarter import machine
-from megatron_patches.quarter.budget import OutOfTime
+from megatron_patches.quarter.batches import Batches
+from megatron_patches.quarter.budget import OutOfTime, flops_per_token
 from megatron_patches.quarter.plan import PlannedRun
-from megatron_patches.quarter.text import Batches
 from megatron_patches.quarter.training import Trainer
 from megatron_patches.standalone.diagnose import TrainingError, first_cause
 from megatron_patches.standalone.model import GPT
@@ -22,7 +21,7 @@ from megatron_patches.training import position_state
 
 
 @dataclass(frozen=True)
-class Fitted:
+class Trained:
     """`seconds` without the set-up; `loss` is the last logged mean."""
 
     model: GPT
@@ -32,9 +31,9 @@ class Fitted:
     peak_bytes: int | None
 
 
-def fit(
+def train(
     run: PlannedRun,
-    dataset: IndexedDataset,
+    batches: Batches,
     steps: int,
     *,
     micro: int,
@@ -43,15 +42,14 @@ def fit(
     now: Callable[[], float],
     end: float,
     log: Callable[[dict[str, Any]], None],
-) -> Fitted:
-    """Train for `steps` steps; `log` gets the standalone engine's keys every `log_interval` steps.
+) -> Trained:
+    """Train for `steps` steps on `batches`, which were made for as many.
 
-    `now` and `end` are seconds of one clock. Raises OutOfTime at `end`, TrainingError when a loss is
-    not finite.
+    `log` gets the standalone engine's keys every `log_interval` steps; `now` and `end` are seconds of
+    one clock. Raises OutOfTime at `end`, TrainingError when a loss is not finite.
     """
     training = replace(run.training, train_iters=steps, lr_decay_iters=steps)
     trainer = Trainer(replace(run, training=training), device, attention)
-    batches = Batches(dataset, training, steps, device)
     trainer.model.train()
     machine.forget_peak(device)
     machine.synchronize(device)
@@ -86,9 +84,28 @@ def fit(
         since, losses = now(), []
     machine.synchronize(device)
     seconds = now() - begun
-    return Fitted(trainer.model, seconds, loss, batches.passes, machine.peak_bytes(device))
+    trainer.model.zero_grad(
+        set_to_none=True
+    )  # the models of all methods stay until they are scored
+    return Trained(trainer.model, seconds, loss, batches.passes, machine.peak_bytes(device))
 
 
 def _speed(steps: int, seconds: float, tokens: int) -> dict[str, float]:
     rate = steps / max(seconds, 1e-9)
     return {"tokens_per_second": rate * tokens, "steps_per_second": rate}
+
+
+def measured(run: PlannedRun, steps: int, trained: Trained, peak: float | None) -> dict[str, Any]:
+    """For the summary: speed, work, memory; `peak` in FLOP/s, where somebody knows it."""
+    rate = steps * run.training.tokens_per_step / max(trained.seconds, 1e-9)
+    achieved = rate * flops_per_token(run.shape, run.training.seq_length, training=True)
+    return {
+        "parameters": run.parameters,
+        "training_seconds": trained.seconds,
+        "tokens_per_second": rate,
+        "tflops": achieved / 1e12,
+        "model_flops_utilisation": None if peak is None else achieved / peak,
+        "last_loss": trained.loss,
+        "passes": trained.passes,
+        "peak_bytes": trained.peak_bytes,
+    }
