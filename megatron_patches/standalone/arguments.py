@@ -30,7 +30,7 @@ def guarded(main: Callable[[], int], debug: bool) -> int:
         return _say(error, FAILED, debug)
     except Interrupted as ended:
         if os.environ.get("RANK", "0") == "0":
-            print(f"interrupted: {ended}", file=sys.stderr)
+            sys.stderr.write(f"interrupted: {ended}\n")
         return INTERRUPTED
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -41,7 +41,7 @@ def _say(error: Exception, code: int, debug: bool) -> int:
     if debug:
         traceback.print_exc()
     if os.environ.get("RANK", "0") == "0" or code == FAILED:
-        print(f"error: {error}", file=sys.stderr)
+        sys.stderr.write(f"error: {error}\n")
     return code
 
 

@@ -27,6 +27,11 @@ class Stopped(BaseException):
 ORIGINAL = Trainer._one_step
 
 
+def say(text: str) -> None:
+    """One line in one write: what two ranks print at once must not share a line."""
+    os.write(1, f"{text}\n".encode())
+
+
 def stop_before(step: int) -> None:
     def one_step(self: Trainer, *arguments: Any) -> Any:
         if self.step == step:
@@ -59,10 +64,10 @@ def do(what: str, config: dict[str, Any]) -> None:
         assert what == "stop"
     except Interrupted as ended:
         assert what == "signal"
-        print(f"rank {os.environ['RANK']}: {ended}", flush=True)
+        say(f"rank {os.environ['RANK']}: {ended}")
     except ConfigError as error:
         assert what == "refused", error
-        print(f"refused: {error}", flush=True)
+        say(f"refused: {error}")
     finally:
         Trainer._one_step = ORIGINAL
 
