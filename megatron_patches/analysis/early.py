@@ -24,8 +24,9 @@ from megatron_patches.analysis.aggregate import (
 )
 from megatron_patches.analysis.cells import problem_cell, reasons, seed_line, short_marks
 from megatron_patches.analysis.differences import block_windows
+from megatron_patches.analysis.latest import RERUN_TOLERANCE
 from megatron_patches.analysis.layout import ABSENT, Cell, Notes, Table, number_cell
-from megatron_patches.analysis.rows import COMPARED_FIELDS, RERUN_TOLERANCE, Row, RowError
+from megatron_patches.analysis.rows import COMPARED_FIELDS, Row, RowError
 from megatron_patches.analysis.statistics import (
     Summary,
     block_means,

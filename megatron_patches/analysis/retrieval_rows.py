@@ -16,7 +16,8 @@ from typing import Any
 
 from megatron_patches.analysis import fields as check
 from megatron_patches.analysis.jsonl import RowError, append_lines, read_objects
-from megatron_patches.analysis.rows import MAX_SIZE_RATIO, RERUN_TOLERANCE, Paths, canonical
+from megatron_patches.analysis.latest import latest
+from megatron_patches.analysis.rows import MAX_SIZE_RATIO, Paths, canonical
 from megatron_patches.analysis.validate import STATUSES
 
 SCORES = ("exact", "token_accuracy", "control_accuracy", "loss", "control_loss", "gain")
@@ -207,25 +208,15 @@ def retrieval_key(cell: RetrievalRow | Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def latest_retrieval(rows: Iterable[RetrievalRow]) -> list[RetrievalRow]:
-    """One row a cell: the last "ok" one, or the last one where none is "ok".
-
-    RowError for two "ok" rows whose losses differ by more than RERUN_TOLERANCE (relative).
-    """
-    kept: dict[tuple[Any, ...], RetrievalRow] = {}
-    for row in rows:
-        key = retrieval_key(row)
-        before = kept.get(key)
-        if before is not None and before.loss is not None:
-            if row.loss is None:
-                continue
-            if abs(row.loss - before.loss) > RERUN_TOLERANCE * max(row.loss, before.loss):
-                raise RowError(
-                    f"two results for one cell ({row.method}, {row.dataset}, seed {row.seed}, "
-                    f"{row.task} at {row.eval_length}, depth {row.depth:g}): loss {before.loss!r} "
-                    f"and {row.loss!r}"
-                )
-        kept[key] = row
-    return list(kept.values())
+    """One row a cell; see ``latest.latest``."""
+    return latest(
+        rows,
+        retrieval_key,
+        lambda row: (
+            f"{row.method}, {row.dataset}, seed {row.seed}, "
+            f"{row.task} at {row.eval_length}, depth {row.depth:g}"
+        ),
+    )
 
 
 # Other questions (task, source, text, needles, their number and tokens), other training or other

@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 
 from megatron_patches.analysis import fields as check
 from megatron_patches.analysis.jsonl import RowError, append_lines, read_objects
+from megatron_patches.analysis.latest import latest
 from megatron_patches.analysis.validate import PROTOCOLS, STATUSES, WHOLE_WINDOW, check_cell
 
 __all__ = [
@@ -37,8 +38,6 @@ __all__ = [
     "read_rows",
 ]
 
-# A re-run on another kernel or machine moves the loss in the last digits only.
-RERUN_TOLERANCE = 1e-4
 # Methods add few parameters of their own (a learned position table in a tiny model the most).
 MAX_SIZE_RATIO = 1.5
 
@@ -244,26 +243,12 @@ def canonical(options: Mapping[str, Any]) -> str:
 
 
 def latest_rows(rows: Iterable[Row]) -> list[Row]:
-    """One row a cell: the last "ok" one, or the last one where none is "ok".
-
-    Result files are append-only, so a cell that failed and was run again is there twice. Two "ok"
-    rows whose losses differ by more than RERUN_TOLERANCE (relative) raise RowError: one of them
-    did not measure what it says.
-    """
-    kept: dict[tuple[Any, ...], Row] = {}
-    for row in rows:
-        key = cell_key(row)
-        before = kept.get(key)
-        if before is not None and before.loss is not None:
-            if row.loss is None:
-                continue
-            if abs(row.loss - before.loss) > RERUN_TOLERANCE * max(row.loss, before.loss):
-                raise RowError(
-                    f"two results for one cell ({row.method}, {row.dataset}, seed {row.seed}, "
-                    f"length {row.eval_length}): loss {before.loss!r} and {row.loss!r}"
-                )
-        kept[key] = row
-    return list(kept.values())
+    """One row a cell; see ``latest``."""
+    return latest(
+        rows,
+        cell_key,
+        lambda row: f"{row.method}, {row.dataset}, seed {row.seed}, length {row.eval_length}",
+    )
 
 
 # Rows that differ in one of these answer different questions and never meet in one table:
