@@ -39,13 +39,21 @@ def train_main(arguments: Sequence[str] | None = None) -> int:
 
     def run() -> int:
         from megatron_patches.standalone import runtime
+        from megatron_patches.standalone.signals import Signals
         from megatron_patches.standalone.train import train
 
+        def work() -> int:
+            train(compose(options.config, options.set), signals)
+            return 0
+
         try:
-            train(compose(options.config, options.set))
+            # A launcher answers the death of one rank with SIGTERM for the others within a second:
+            # what went wrong is said before that can end this one. Leaving the process group, which
+            # may wait for the dead, comes after.
+            with Signals() as signals:
+                return guarded(work, options.debug)
         finally:
             runtime.finish()
-        return 0
 
     return guarded(run, options.debug)
 

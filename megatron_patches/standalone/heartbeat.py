@@ -121,11 +121,13 @@ class Heartbeat:
     def behind(self) -> dict[int, dict[str, Any]]:
         """The ranks that are dead, or stopped, or else behind all others; empty: none stands out."""
         first = self._read()
-        dead = {rank: state for rank, state in first.items() if _is_dead(state)}
-        if dead:
+        if dead := _dead(first):
             return dead
         time.sleep(2.5 * self._turn)
         second = self._read()
+        # A killed process closes its connections, which the others see, some time before it is gone.
+        if dead := _dead(second):
+            return dead
         stopped = {
             rank: {**state, "is": "stopped, or its machine is gone"}
             for rank, state in second.items()
@@ -170,6 +172,10 @@ class Heartbeat:
             except (OSError, ValueError):
                 found[rank] = {**UNSEEN}
         return found
+
+
+def _dead(states: dict[int, dict[str, Any]]) -> dict[int, dict[str, Any]]:
+    return {rank: state for rank, state in states.items() if _is_dead(state)}
 
 
 def _is_dead(state: dict[str, Any]) -> bool:

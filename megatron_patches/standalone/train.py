@@ -23,11 +23,12 @@ from megatron_patches.standalone.watch import Watch
 from megatron_patches.training import position_state
 
 
-def train(config: Config) -> Path:
+def train(config: Config, signals: Signals | None = None) -> Path:
     """Train (or continue) the run that `config` describes; returns its folder.
 
     Starting again with the same configuration continues from the last whole checkpoint, and does
-    nothing when the run is complete. docs/reliability.md says what is guaranteed.
+    nothing when the run is complete. docs/reliability.md says what is guaranteed. `signals`, already
+    entered, is for a caller that has more to do under it; without, this call is the whole context.
 
     Raises:
         ConfigError, DataError: the run cannot start; nothing was written.
@@ -36,8 +37,8 @@ def train(config: Config) -> Path:
         Interrupted: SIGTERM or SIGUSR1 arrived, and a checkpoint was saved.
     """
     check_standalone(config)
-    with Signals() as signals:
-        return Trainer(config, runtime.start(config), signals).run()
+    with nullcontext(signals) if signals is not None else Signals() as asked:
+        return Trainer(config, runtime.start(config), asked).run()
 
 
 class Trainer(RunState):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
 import pytest
 import standalone_tools as tools
 import yaml
 
-from megatron_patches.standalone import cli, runtime
+from megatron_patches.standalone import arguments, cli, runtime
 from megatron_patches.standalone.train import Trainer, TrainingError, train
 
 
@@ -56,6 +59,29 @@ def test_the_command_ends_with_1_and_one_line(text, tmp_path, poison, monkeypatc
     shown = capsys.readouterr().err
     (line,) = [line for line in shown.splitlines() if line.startswith("error")]
     assert "iteration 3" in line and KEY in line and "Traceback" not in shown
+
+
+def test_a_launcher_that_ends_the_rank_comes_too_late(text, tmp_path, poison, monkeypatch, capsys):
+    """Its SIGTERM, from the failure until the message stands; leaving the group comes after that."""
+    shown = []
+    said = arguments._say
+
+    def signalled(*values):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return said(*values)
+
+    monkeypatch.setattr(arguments, "_say", signalled)
+    monkeypatch.setattr(runtime, "finish", lambda: shown.append(capsys.readouterr().err))
+    file = tmp_path / "run.yml"
+    file.write_text(yaml.safe_dump(tools.settings(text, tmp_path / "run", optimizer=None)))
+    poison(2, fill(KEY, float("nan")))
+    before = signal.signal(signal.SIGTERM, lambda *_: shown.append("nobody caught SIGTERM"))
+    try:
+        assert cli.train_main([str(file)]) == 1
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    (only,) = shown
+    assert "error: loss is not finite at iteration 3" in only
 
 
 def test_an_infinite_loss_names_the_output(config, poison):

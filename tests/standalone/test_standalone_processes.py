@@ -145,7 +145,7 @@ def test_a_rank_that_dies_is_named(pair):
     assert process.returncode == 1, shown
     assert any(
         f"rank 1 (process {workers[1].pid} on " in x and "is dead" in x for x in error_lines(shown)
-    )
+    ), shown
     (file,) = (folder / evidence.FOLDER).iterdir()
     assert file.name.endswith("-rank0.json")
     assert "is dead" in json.loads(file.read_text())["reason"]

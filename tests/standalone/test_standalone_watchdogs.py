@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import os
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -359,6 +361,21 @@ def test_a_dead_process_and_a_stopped_one(tmp_path):
     heart._write()
     assert [line.split(" (")[0] for line in heart.gone()] == ["rank 1", "rank 2"]
     assert all("stopped, or its machine is gone" in line for line in heart.gone())
+
+
+def test_a_process_that_is_gone_only_when_asked_again(tmp_path, monkeypatch):
+    """The kernel closes what a killed process held before the process counts as dead."""
+    heart = Heartbeat(tmp_path, 0, 2, 0.1, lambda *_: "")
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    others(heart, r0={}, r1={"process": child.pid})
+
+    def later(seconds):
+        child.kill()
+        child.wait()
+
+    monkeypatch.setattr(heartbeat.time, "sleep", later)
+    (line,) = heart.gone()
+    assert line.startswith(f"rank 1 (process {child.pid} on ") and "is dead, last seen" in line
 
 
 def test_a_run_leaves_no_heartbeat_behind(config):
