@@ -28,6 +28,7 @@ from megatron_patches.config import (
     dump,
 )
 from megatron_patches.standalone.arguments import add_config_arguments, guarded, parser
+from megatron_patches.standalone.hostfile import reach, read_hostfile, refuse_inside_a_launcher
 from megatron_patches.standalone.signals import INTERRUPTED
 
 ROOT = Path(__file__).resolve().parent
@@ -57,6 +58,7 @@ def launch(options: argparse.Namespace) -> int:
     config = compose(_paths(options.config, options.conf_dir), options.set)
     for change in options.set:
         print(f"--set {change}")
+    refuse_inside_a_launcher()
     hosts = read_hostfile(config)
     # Our own evaluation and generation read the checkpoints of both engines.
     if options.engine == "neox" and worker.name == "train.py":
@@ -135,41 +137,6 @@ def _paths(files: list[str], folder: str | None) -> list[Path]:
     return paths
 
 
-def read_hostfile(config: Config) -> dict[str, int] | None:
-    """Host -> slots. A hostfile that is named must exist and parse: DeepSpeed would train alone."""
-    for key in ("include", "exclude"):
-        if getattr(config, key) is not None:
-            raise ConfigError(f"{config.place(key)}: list the hosts that shall run in a `hostfile`")
-    if config.hostfile is None:
-        if config.num_nodes > 1:
-            raise ConfigError(f"{config.place('num_nodes')} {config.num_nodes} needs a `hostfile`")
-        return None
-    path = Path(config.hostfile)
-    if not path.is_file():
-        raise ConfigError(f"{config.place('hostfile')}: {path} does not exist")
-    hosts: dict[str, int] = {}
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        words = line.split("#")[0].split()
-        if not words:
-            continue
-        name, _, slots = (*words, "")[1].partition("=")
-        if len(words) != 2 or name != "slots" or not slots.isdigit() or words[0] in hosts:
-            raise ConfigError(f"{path}:{number}: expected `HOST slots=N`, each host once: {line!r}")
-        hosts[words[0]] = int(slots)
-    if not hosts:
-        raise ConfigError(f"{path}: names no hosts")
-    if config.num_nodes not in (-1, len(hosts)):
-        raise ConfigError(
-            f"{config.place('num_nodes')} {config.num_nodes}, but {path} lists {len(hosts)} hosts"
-        )
-    for host in hosts:
-        try:
-            socket.getaddrinfo(host, None)
-        except OSError as error:
-            raise ConfigError(f"{path}: host {host!r} cannot be found ({error})") from error
-    return hosts
-
-
 def on_slurm(config: Config, hosts: dict[str, int] | None) -> bool:
     """Slurm's own srun starts the workers: no hostfile, and the launcher is named."""
     return config.launcher == "slurm" and hosts is None
@@ -185,7 +152,7 @@ def process_count(config: Config, hosts: dict[str, int] | None) -> int:
             )
         return int(os.environ["SLURM_NTASKS"])
     if hosts is not None:
-        return sum(min(slots, config.num_gpus or slots) for slots in hosts.values())
+        return sum(config.num_gpus or slots for slots in hosts.values())
     if config.num_gpus is not None:
         return config.num_gpus
     import torch
@@ -234,8 +201,7 @@ def start(
     port = str(_port(config, hosts))
     if on_slurm(config, hosts) and processes > 1:
         command = ["srun", f"--ntasks={processes}", sys.executable, "-u"]
-        os.environ.setdefault("MASTER_ADDR", _first_slurm_host())
-        os.environ.setdefault("MASTER_PORT", str(config.master_port))
+        # Each task finds the others by Slurm's variables: `standalone.placement`.
     elif hosts is None:
         # DeepSpeed's runner would end in this same command, after looking for hosts and for ssh.
         world = base64.urlsafe_b64encode(json.dumps({"localhost": [*range(processes)]}).encode())
@@ -243,6 +209,8 @@ def start(
         command += ["--master_addr=127.0.0.1", f"--master_port={port}", "--log_level=warning"]
     else:
         assert config.hostfile is not None
+        if [*hosts] != ["localhost"] and not config.no_ssh_check:
+            reach(hosts)
         command += ["deepspeed.launcher.runner", "--master_port", port, "--log_level", "warning"]
         command += ["--hostfile", config.hostfile, "--launcher", config.launcher]
         if config.num_gpus:
@@ -251,21 +219,10 @@ def start(
             command += ["--master_addr", config.master_addr]
         if [*hosts] != ["localhost"]:
             command += ["--force_multi"]  # else a single other host would run here
-        if config.no_ssh_check:
-            command += ["--no_ssh_check"]
+        command += ["--no_ssh_check"]  # of the first host alone; all were asked above
     code = run([*command, str(ROOT / worker), str(resolved.resolve())], _importable())
     # DeepSpeed's launcher hands a signal on as 256 - n.
     return code if code in (0, 1, 2, INTERRUPTED) else 1
-
-
-def _first_slurm_host() -> str:
-    nodes = os.environ.get("SLURM_JOB_NODELIST", "")
-    if int(os.environ.get("SLURM_NNODES", "1")) == 1 or not nodes:
-        return "127.0.0.1"
-    shown = subprocess.run(["scontrol", "show", "hostnames", nodes], capture_output=True, text=True)
-    if shown.returncode:
-        raise RuntimeError(f"scontrol show hostnames {nodes} failed: {shown.stderr.strip()}")
-    return shown.stdout.split()[0]
 
 
 def _port(config: Config, hosts: dict[str, int] | None) -> int:

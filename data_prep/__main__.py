@@ -7,7 +7,7 @@ import io
 import sys
 
 from data_prep import corpora
-from data_prep.errors import DataError, UsageError
+from data_prep.errors import DataError, UsageError, plain
 
 _EXAMPLES = """examples:
   python -m data_prep local_code --output data/local_code
@@ -47,7 +47,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _fail(error: BaseException, code: int, debug: bool) -> int:
     if debug:
         raise error
-    print(f"data_prep: {error}", file=sys.stderr)
+    print(f"data_prep: {plain(str(error))}", file=sys.stderr)
     return code
 
 

@@ -98,7 +98,7 @@ def ranks(content: Mapping[str, Any], proven: bool = False) -> dict[bytes, int] 
     if not _is_plain(content):
         return None
     model = content["model"]
-    special = {token["content"] for token in content["added_tokens"]}
+    special = {token["content"] for token in content.get("added_tokens") or []}
     try:
         table = {
             _spelled(token): number
@@ -117,6 +117,8 @@ def ranks(content: Mapping[str, Any], proven: bool = False) -> dict[bytes, int] 
     single = {token for token in table if len(token) == 1}
     made = [left + right for left, right in merges]
     order = [table.get(token, -1) for token in made]
+    if len(set(table.values())) != len(table):  # tiktoken panics
+        return None
     if len(single) != 256 or order != sorted(set(order)) or set(made) != set(table) - single:
         return None
     if any(_last_pair(token, table) != pair for token, pair in zip(made, merges, strict=True)):

@@ -2,6 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+
+
+def plain(text: str) -> str:
+    """``text`` with control characters spelt out: names inside files must not drive a terminal."""
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
 
 class DataError(ValueError):
     """Input, output or an option is not usable; the message names the file and what to do."""

@@ -34,9 +34,9 @@ def load(folder: Path) -> dict[str, Any] | None:
         for split in content["splits"].values():
             _ = [split[key] for key in ("documents", "tokens", "text_bytes", "fingerprint")]
         _ = [content["tokenizer"][key] for key in ("type", "fingerprint", "vocab_size")]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DataError(
-            f"{path} is not readable ({error!r}); use --force to prepare anew"
+            f"{path} is not readable ({repr(error)[:120]}); use --force to prepare anew"
         ) from error
     return dict(content)
 

@@ -131,6 +131,8 @@ class IndexedDataset:
                 raise KeyError("format")
             if not isinstance(sidecar.get("tokenizer", {}), dict):
                 raise TypeError("tokenizer is not an object")
+            if not isinstance(sidecar.get("tokenizer", {}).get("eod"), int | None):
+                raise TypeError("the eod of the tokenizer is no id")
             bytes.fromhex(sidecar["bin_sha256"]), sidecar["fingerprint"]
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise DataError(

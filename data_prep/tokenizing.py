@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,17 @@ _FILE_LIMIT = 200 << 20  # bytes of a tokenizer's file; the largest in use have 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model")  # in a data folder, one of them
 
 
+@contextmanager
+def no_panic(origin: str) -> Iterator[None]:
+    """DataError where a library in Rust panics, which is no Exception and passes all handlers."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise DataError(f"{origin} breaks the tokenizer's library: {error}"[:300]) from error
+
+
 class Tokenizer:
     """Text to ids and back. ``type`` is gpt2, byte or bpe; ``eod`` the id of ``<|endoftext|>``.
 
@@ -57,7 +69,10 @@ class Tokenizer:
         self.fingerprint = hashlib.sha256(json_bytes).hexdigest()[:16]
         try:
             self._content: dict[str, Any] = json.loads(json_bytes)
-            self._backend = Backend.from_str(json_bytes.decode())
+            with no_panic(origin):
+                self._backend = Backend.from_str(json_bytes.decode())
+        except DataError:
+            raise
         except Exception as error:  # the library raises bare Exception
             what = "is empty" if not json_bytes.strip() else f"cannot be read: {error}"
             raise DataError(

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from megatron_patches.analysis.jsonl import UsageError
+from megatron_patches.analysis.jsonl import UsageError, plain
 from megatron_patches.analysis.rows import Row, RowError
 
 _LISTS = {"window_losses", "position_losses", "options"}
@@ -112,7 +112,7 @@ def guarded(work: Callable[[], None], *, debug: bool) -> int:
     except (RowError, OSError) as error:
         if debug:
             traceback.print_exc()
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {plain(str(error))}", file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1
     return 0
 

@@ -6,18 +6,22 @@ import dataclasses
 import math
 import numbers
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
-from megatron_patches.analysis.jsonl import RowError, dump, parse
+from megatron_patches.analysis.jsonl import CONTROL, RowError, dump, parse
 
 T = TypeVar("T")
+# What programs have said may hold anything; it is spelt out where it is shown.
+TOLD = ("message", "command")
 
 
 def text(name: str, value: Any) -> str:
     """A non-empty string."""
     if not isinstance(value, str) or not value.strip():
         raise RowError(f"{name}: expected text, got {value!r}")
+    if name not in TOLD and CONTROL.search(value):
+        raise RowError(f"{name}: control characters in {value!r}")
     return value
 
 
@@ -64,9 +68,24 @@ def json_mapping(name: str, value: Any) -> dict[str, Any]:
         raise RowError(f"{name}: expected a mapping with text keys, got {value!r}")
     try:
         copy = parse(dump(dict(value)))
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise RowError(f"{name}: not strict JSON: {error}") from error
+    if any(CONTROL.search(found) for found in _texts(copy)):
+        raise RowError(f"{name}: control characters in {value!r}")
     return dict(copy)
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """All keys and texts of a JSON value."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            yield key
+            yield from _texts(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _texts(inner)
 
 
 def from_object(cls: type[T], where: str, record: Mapping[str, Any]) -> T:

@@ -10,12 +10,22 @@ import fcntl
 import json
 import math
 import os
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 MAX_LINE_BYTES = 64 * 2**20  # a row with two million window losses is about 40 MiB
 MAX_FILE_BYTES = 4 * 2**30
+
+
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_UNPRINTED = re.compile(rf"{CONTROL.pattern}|[\ud800-\udfff]")
+
+
+def plain(text: str) -> str:
+    """``text`` with control characters spelt out: names inside files must not drive a terminal."""
+    return _UNPRINTED.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 class RowError(ValueError):

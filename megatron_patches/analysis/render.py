@@ -7,6 +7,7 @@ import io
 from collections.abc import Callable
 from dataclasses import replace
 
+from megatron_patches.analysis.jsonl import plain
 from megatron_patches.analysis.layout import Cell, Table
 
 
@@ -122,7 +123,7 @@ def _csv_cells(column: str, cell: Cell) -> list[tuple[str, Cell]]:
 
 
 FORMATS: dict[str, Callable[[Table], str]] = {
-    "markdown": to_markdown,
-    "latex": to_latex,
-    "csv": to_csv,
+    "markdown": lambda table: plain(to_markdown(table)),
+    "latex": lambda table: plain(to_latex(table)),
+    "csv": lambda table: plain(to_csv(table)),
 }

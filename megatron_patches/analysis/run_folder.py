@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron_patches.analysis.jsonl import RowError
+from megatron_patches.analysis.plain_yaml import read_plain
 from megatron_patches.analysis.training_rows import KINDS, TrainingRow, end_slope
 
 MAX_BYTES = 256 * 2**20  # a log of a million logged steps
@@ -156,12 +157,7 @@ def _read(path: Path, *, errors: str = "strict") -> str:
 
 
 def _config(path: Path) -> dict[str, Any]:
-    import yaml
-
-    try:
-        content = yaml.safe_load(_read(path))
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise RowError(f"{path}: not YAML: {error}") from error
+    content = read_plain(path, _read(path))
     if not isinstance(content, dict):
         raise RowError(f"{path}: expected a mapping of keys")
     return content

@@ -33,6 +33,7 @@ STYLE: Any = {
     "svg.fonttype": "path",
     "svg.hashsalt": "kerple",  # without it, the identifiers inside an SVG are random
     "path.simplify": True,
+    "text.parse_math": False,  # names come from results: a `$` in them is no formula
 }
 # Okabe and Ito's colours, which colour-blind readers tell apart; their yellow is too pale on white,
 # a wine red stands in for it. Orange and sky blue are a shade darker, for the labels' sake.

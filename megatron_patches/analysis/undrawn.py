@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from megatron_patches.analysis.aggregate import Series, series_label
+from megatron_patches.analysis.jsonl import plain
 from megatron_patches.analysis.rows import Row
 from megatron_patches.analysis.training_rows import TrainingRow
 
@@ -60,7 +61,7 @@ def position_notes(rows: Iterable[Row], length: int) -> list[str]:
 
 def _reason(status: str, message: str, length: int) -> str:
     # What a method says of each length beyond its last is one note.
-    return f"{status}: {message}".replace(f" {length} tokens", " this many tokens")
+    return plain(f"{status}: {message}").replace(f" {length} tokens", " this many tokens")
 
 
 def notes(found: Coverage, seeds: int) -> list[str]:

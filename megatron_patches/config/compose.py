@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from .checks import impossible
 from .errors import ConfigError
 from .keys_base import names
 from .keys_training import NESTED
-from .messages import field_problems, nearest, takes_boolean
+from .messages import MISSING, field_problems, nearest, takes_boolean
 from .reading import Entry, YesNo, duplicates, normal, read_file, read_override
 from .schema import Config
 
@@ -83,7 +84,9 @@ def compose_entries(entries: Sequence[Entry], overrides: Sequence[str] = ()) -> 
     try:
         config = Config.model_validate(values)
     except ValidationError as error:
-        problems += field_problems(Config, error.errors(include_url=False), places)
+        found = field_problems(Config, error.errors(include_url=False), places)
+        read = ", ".join(dict.fromkeys(re.sub(r":\d+$", "", entry.where) for entry in entries))
+        problems += [f"{x}; read: {read}" if x.startswith(MISSING) else x for x in found]
         raise ConfigError.of(problems) from None
     config.provenance.update(places)
     problems += impossible(config)

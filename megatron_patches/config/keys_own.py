@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from .keys_base import Keys, NonNegativeFloat, Positive
+from .keys_base import Keys, NonNegativeFloat, Positive, PositiveFloat
 
 LENGTHS = [512, 1024, 2048, 4096, 8192, 16384]
 
@@ -26,6 +26,7 @@ class Own(Keys):
     # Watchdogs of a training; 0 switches each off. None of them changes a number of a run that goes on.
     watch_loss_multiple: NonNegativeFloat = 20.0  # of the lowest logged loss, taken as at least 1
     watch_stall_seconds: NonNegativeFloat = 1800.0  # without progress on a rank
+    join_seconds: PositiveFloat = 300.0  # that ranks wait for each other at the start
     seq_length_val: Positive | None = None  # None: validate at seq_length
     eval_lengths: Annotated[list[Positive], Field(min_length=1)] = Field(
         default_factory=lambda: list(LENGTHS)

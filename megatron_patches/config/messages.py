@@ -23,6 +23,8 @@ KINDS = {
     "model_attributes_type": "a mapping",
 }
 
+MISSING = "no file sets the required"  # how the line on missing keys begins
+
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """The end of a message about an unknown `name`: the closest known ones, or nothing."""
@@ -57,7 +59,7 @@ def field_problems(
         elif not (detail["type"] == "int_type" and detail["loc"][0] in numbers):
             lines.append(_field_problem(model, detail, places))
     if missing:
-        lines.append(f"no file sets the required {', '.join(missing)}")
+        lines.append(f"{MISSING} {', '.join(missing)}")
     return [line for line in lines if line]
 
 
@@ -69,10 +71,9 @@ def _field_problem(model: type[BaseModel], detail: Any, places: Mapping[str, str
     path = _path(model, detail["loc"])
     where = places.get(path) or places.get(path.partition(".")[0], "default")
     if kind == "extra_forbidden":
-        parent = _model_at(model, path)
-        return (
-            f"{where}: unknown key `{path}`{nearest(path.rpartition('.')[2], parent.model_fields)}"
-        )
+        *above, key = detail["loc"]  # the key itself may have dots
+        known = _model_at(model, _path(model, tuple(above))).model_fields
+        return f"{where}: unknown key `{path}`{nearest(str(key), known)}"
     return f"{where}: {_sentence(path, detail)}"
 
 
@@ -97,7 +98,8 @@ def _group(annotation: Any) -> Any:
 
 
 def _model_at(model: type[BaseModel], path: str) -> type[BaseModel]:
-    for step in path.split(".")[:-1]:
+    """The model of the group at a dotted path, "" for the whole."""
+    for step in path.split(".") if path else ():
         inner = _group(model.model_fields[step].annotation)
         assert isinstance(inner, type) and issubclass(inner, BaseModel)
         model = inner
@@ -134,8 +136,10 @@ def _advice(kind: str, value: Any) -> str:
     sign, whole, part, exponent_sign, exponent = match.groups()
     whole = whole.lstrip("0") or "0"
     if kind == "int_type":
+        if len(match.group()) > 40 or len(exponent or "") > 3:
+            return ""  # Decimal has limits of its own
         number = Decimal(match.group())
-        short = abs(number) < 10**20 and number == number.to_integral_value()
+        short = number.adjusted() < 20 and number == number.to_integral_value()
         return f": write {int(number)}" if short else ""
     if exponent is None:
         return f": write {sign}{whole}.{part or 0} without quotes"

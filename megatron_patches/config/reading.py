@@ -17,6 +17,11 @@ import yaml
 
 from .errors import ConfigError
 
+# The longest shipped file has 10 kilobytes, and the pure Python scanner reads some 100 a second.
+MAX_BYTES = 1 << 20
+MOST_DIGITS = 100  # Python itself refuses 4300
+MOST_DEEP = 32  # lists and mappings inside each other; the keys need four
+
 DECIMAL = re.compile(r"[-+]?(0|[1-9][0-9_]*)")
 TAG = "tag:yaml.org,2002:"
 
@@ -53,11 +58,14 @@ def read_file(path: Path) -> list[Entry]:
     anchors, aliases, merge keys, tags or scalars that YAML 1.1 reads otherwise than they look.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        with open(path, encoding="utf-8") as stream:
+            text = stream.read(MAX_BYTES + 1)
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a zero byte in the name
         raise ConfigError(f"{path}: cannot be read: {error}") from None
+    if len(text) > MAX_BYTES:
+        raise ConfigError(f"{path}: more than {MAX_BYTES} characters, which no configuration has")
     return read_text(text, str(path))
 
 
@@ -103,27 +111,34 @@ def read_override(text: str) -> Entry:
 class _Loader(yaml.SafeLoader):
     """Composes nodes and refuses what makes one place in the file depend on another."""
 
+    deep = 0
+
     def compose_node(self, parent: Any, index: Any) -> Any:
         event = self.peek_event()
+        if self.deep > MOST_DEEP:
+            raise _Refused(event, f"a value inside {MOST_DEEP} others", "make it flat")
         if isinstance(event, yaml.AliasEvent):
             raise _Refused(event, f"alias `*{event.anchor}`")
         if event.anchor is not None:
             raise _Refused(event, f"anchor `&{event.anchor}`")
         if event.tag is not None:
             raise _Refused(event, f"tag `{event.tag}`")
-        return super().compose_node(parent, index)
+        self.deep += 1
+        node = super().compose_node(parent, index)
+        self.deep -= 1
+        return node
 
 
 class _Refused(Exception):
-    def __init__(self, event: Any, what: str) -> None:
-        self.line, self.what = event.start_mark.line + 1, what
+    def __init__(self, event: Any, what: str, advice: str = "write the value where it is used"):
+        self.line, self.what, self.advice = event.start_mark.line + 1, what, advice
 
 
 def _parse(text: str, name: str) -> Any:
     try:
         return _Loader(text).get_single_node()
     except _Refused as error:
-        message = f"{name}:{error.line}: {error.what} is refused: write the value where it is used"
+        message = f"{name}:{error.line}: {error.what} is refused: {error.advice}"
         raise ConfigError(message) from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
@@ -151,7 +166,8 @@ def _value(node: Any, name: str, path: str, lines: dict[str, str], problems: lis
     try:
         return _scalar(node)
     except ValueError as error:
-        problems.append(f"{where}: `{path}: {node.value}` {error}")
+        shown = node.value if len(node.value) <= 60 else node.value[:57] + "..."
+        problems.append(f"{where}: `{path}: {shown}` {error}")
         return None
 
 
@@ -185,6 +201,8 @@ def _scalar(node: yaml.ScalarNode) -> Any:
             raise ValueError(
                 "is read by YAML 1.1 to the base 8, 16 or 2: write it decimal, or quote a text"
             )
+        if len(text) > MOST_DIGITS:
+            raise ValueError(f"has more than {MOST_DIGITS} digits")
         return int(text.replace("_", ""))
     if kind == "float":
         return float(text.lower().replace("_", "").replace(".inf", "inf").replace(".nan", "nan"))

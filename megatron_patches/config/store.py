@@ -36,6 +36,7 @@ NOT_HASHED = names(
     valid_data_paths valid_data_weights
     test_data_paths test_data_weights checkpoint_activations checkpoint_num_layers
     partition_activations synchronize_each_layer watch_loss_multiple watch_stall_seconds
+    join_seconds
     """
 )
 # Where `dataset` names the text, its path on this machine does not count; each result row carries

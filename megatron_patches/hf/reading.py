@@ -18,6 +18,7 @@ from megatron_patches.config import FUNCTION, Config, ConfigError, compose, from
 from megatron_patches.hf.describing import ORIGIN, RECORD, TRAINING
 from megatron_patches.hf.naming import restored
 from megatron_patches.standalone.build import shape_of
+from megatron_patches.standalone.checkpoint import model_for
 from megatron_patches.standalone.model import GPT
 from megatron_patches.standalone.weights import CheckpointError, State, fill, safe_load
 
@@ -65,7 +66,7 @@ def read_model(folder: str | Path) -> tuple[GPT, Config]:
     window = values.get("attention_window")
     if window is not None:
         shape = replace(shape, window=window)
-    model = GPT(shape)
+    model = model_for(shape, [state], str(folder))
     fill(model, restored(state, model, neox=kind == NEOX, source=str(folder)), str(folder))
     return model.to(weight.dtype).eval(), config
 
@@ -76,11 +77,15 @@ def read_model(folder: str | Path) -> tuple[GPT, Config]:
 def _config(folder: Path, values: dict[str, Any], precision: str) -> Config:
     try:
         keys = _keys(values)
-    except (KeyError, TypeError, AttributeError) as error:
+    except ConfigError as error:
+        raise ConfigError(f"{folder / 'config.json'}: {error}") from error
+    except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
         raise ConfigError(f"{folder / 'config.json'}: lacks or garbles {error}") from error
     stored = folder / TRAINING
     if not stored.is_file():
-        length = keys["max_position_embeddings"]
+        length = keys.get("max_position_embeddings")
+        if length is None:
+            raise ConfigError(f"{folder / 'config.json'}: lacks 'max_position_embeddings'")
         rest = {"seq_length": length, "train_iters": 1, "train_micro_batch_size_per_gpu": 1}
         return from_mapping({**keys, **rest, "precision": precision}, str(folder / "config.json"))
     trained = compose([stored])

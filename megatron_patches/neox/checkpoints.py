@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 
 from megatron_patches import positions
 from megatron_patches.config import FUNCTION, ConfigError
+from megatron_patches.config.reading import read_file
 from megatron_patches.neox.patches import Patches
 from megatron_patches.training.untrusted import code_in
 
@@ -77,9 +77,7 @@ def check_same_model(folder: Path, neox_args: Any) -> None:
     """
     stored: dict[str, Any] = {}
     for file in sorted((folder / "configs").glob("*.yml")):
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
-        if isinstance(content, dict):
-            stored.update({str(key).replace("-", "_"): value for key, value in content.items()})
+        stored.update({entry.key: entry.value for entry in read_file(file)})
     fields = type(neox_args).__dataclass_fields__
     for key in sorted(FUNCTION & set(fields)) if stored else []:
         before = stored.get(key, fields[key].default)

@@ -200,6 +200,9 @@ def _blocks_of(file: Path) -> Iterator[bytes]:
 def _zip_items(path: Path) -> Iterator[_Item]:
     with zipfile.ZipFile(path) as archive:
         infos = archive.infolist()
+        size = path.stat().st_size
+        if any(not info.filename or not 0 <= info.header_offset < size for info in infos):
+            raise zipfile.BadZipFile("a member without a name or a place")
         _check_size(sum(info.file_size for info in infos), _allowed(path), path)
         for info in infos:
             # `filename` is cut at a zero byte; the original is what other programs go by.

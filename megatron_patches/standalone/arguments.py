@@ -9,8 +9,9 @@ import traceback
 from collections.abc import Callable
 from typing import NoReturn
 
-from data_prep.errors import DataError
+from data_prep.errors import DataError, plain
 from megatron_patches.config import Config, ConfigError
+from megatron_patches.standalone.placement import PlaceError
 from megatron_patches.standalone.signals import INTERRUPTED, Interrupted
 
 USAGE, FAILED = 2, 1
@@ -40,8 +41,9 @@ def guarded(main: Callable[[], int], debug: bool) -> int:
 def _say(error: Exception, code: int, debug: bool) -> int:
     if debug:
         traceback.print_exc()
-    if os.environ.get("RANK", "0") == "0" or code == FAILED:
-        sys.stderr.write(f"error: {error}\n")
+    own = code == FAILED or isinstance(error, PlaceError)  # may be this rank's alone
+    if own or os.environ.get("RANK", "0") == "0":
+        sys.stderr.write(f"error: {plain(str(error))}\n")
     return code
 
 

@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from megatron_patches.config import (
     FUNCTION,
@@ -23,7 +24,7 @@ from megatron_patches.config import (
     load_run_config,
 )
 from megatron_patches.standalone.build import shape_of
-from megatron_patches.standalone.model import GPT
+from megatron_patches.standalone.model import GPT, ModelShape
 from megatron_patches.standalone.resuming import begun, resume, set_aside
 from megatron_patches.standalone.saving import save
 from megatron_patches.standalone.weights import (
@@ -35,12 +36,16 @@ from megatron_patches.standalone.weights import (
     step_number,
 )
 
+# A model made for a checkpoint may be larger than what is stored, so that what is missing can be listed.
+MOST_TIMES, SMALL, MOST_LAYERS = 20, 100_000_000, 10_000
+
 __all__ = [
     "CheckpointError",
     "begun",
     "check_start",
     "load_model",
     "load_weights",
+    "model_for",
     "read_config",
     "resume",
     "save",
@@ -93,13 +98,34 @@ def check_start(path: str | Path, config: Config) -> None:
         )
 
 
+def model_for(shape: ModelShape, stored: Sequence[Mapping[str, Tensor]], source: str) -> GPT:
+    """A `GPT` to be filled with tensors that `source` holds.
+
+    Raises CheckpointError for a shape that is out of all proportion to them, which would fill the
+    memory before names are compared, and ConfigError for one that cannot be.
+    """
+    width = shape.hidden_size
+    layer = 4 * width**2 + 2 * width * (shape.intermediate_size or 4 * width)
+    described = (shape.vocabulary + (shape.max_length or 0)) * width + shape.layers * layer
+    there = sum(tensor.numel() for state in stored for tensor in state.values())
+    if described > max(MOST_TIMES * there, SMALL) or shape.layers > MOST_LAYERS:
+        raise CheckpointError(
+            f"{source}: holds {there:,} numbers, but its configuration describes a model of "
+            f"{described:,} in {shape.layers:,} layers"
+        )
+    try:
+        return GPT(shape)
+    except (ValueError, RuntimeError, OverflowError) as error:
+        raise ConfigError(f"{source}: its configuration describes no model: {error}") from error
+
+
 def load_weights(model: GPT, path: str | Path) -> Path:
     """Fill `model` from a checkpoint folder of either engine; returns the step folder used.
 
     Raises CheckpointError: nothing there, damaged, partial, or of another model.
     """
     folder = step_folder(path)
-    fill(model, merge_shards(read_shards(folder), model), str(folder))
+    fill(model, merge_shards(read_shards(folder), model, str(folder)), str(folder))
     return folder
 
 
@@ -152,7 +178,8 @@ def load_model(
             f"{path}: its embedding has {rows} rows, the configuration says "
             f"padded_vocab_size {settings.padded_vocab_size}"
         )
-    model = GPT(replace(shape_of(settings, rows), attention_eps=attention_eps))
-    fill(model, merge_shards(shards, model), str(path))
+    shape = replace(shape_of(settings, rows), attention_eps=attention_eps)
+    model = model_for(shape, shards, str(path))
+    fill(model, merge_shards(shards, model, str(path)), str(path))
     stored = shards[0][embedding].dtype
     return model.to(device=device, dtype=dtype or stored).eval()

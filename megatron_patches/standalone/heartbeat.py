@@ -39,6 +39,7 @@ class Heartbeat:
         seconds: without a beat, after which the run ends; 0: never. Time in which the process itself
             did not run (a laptop asleep, Ctrl-Z) does not count.
         keep: called with the stacks of a stalled rank; returns where it kept them.
+        cut_off: rank -> process, host and what is wrong, of ranks whose host cannot be reached.
     """
 
     def __init__(
@@ -49,10 +50,11 @@ class Heartbeat:
         seconds: float,
         keep: Callable[[int, dict[str, Any]], str],
         leave: Callable[[int], Any] = os._exit,
+        cut_off: Callable[[], dict[int, dict[str, Any]]] = dict,
     ) -> None:
         self.rank, self.ranks, self.seconds = rank, ranks, seconds
         self._place = folder / ".ranks"
-        self._keep, self._leave = keep, leave
+        self._keep, self._leave, self._cut_off = keep, leave, cut_off
         self._turn = min(LONGEST_TURN, max(seconds / 5, 0.02)) if seconds else LONGEST_TURN
         self._at: tuple[int, int, int, int] = (0, 0, 0, 0)  # beats, iteration, micro batch, phase
         self._turns = 0
@@ -119,7 +121,7 @@ class Heartbeat:
     # ---- the others --------------------------------------------------------------------------
 
     def behind(self) -> dict[int, dict[str, Any]]:
-        """The ranks that are dead, or stopped, or else behind all others; empty: none stands out."""
+        """The ranks that are dead, cut off, or stopped, or else behind all others; empty: none is."""
         first = self._read()
         if dead := _dead(first):
             return dead
@@ -128,6 +130,10 @@ class Heartbeat:
         # A killed process closes its connections, which the others see, some time before it is gone.
         if dead := _dead(second):
             return dead
+        # Before what the files say: a common folder may be reached over a network that still works,
+        # and one that does not shows all the others as standing still.
+        if cut := self._cut_off():
+            return {rank: {**second[rank], **state} for rank, state in cut.items()}
         stopped = {
             rank: {**state, "is": "stopped, or its machine is gone"}
             for rank, state in second.items()

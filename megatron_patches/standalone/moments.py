@@ -125,8 +125,8 @@ def read_moments(folder: Path, model: GPT) -> Moments:
             ) from error
     return Moments(
         shards[0].steps,
-        merge_shards([shard.mean for shard in shards], model),
-        merge_shards([shard.square for shard in shards], model),
+        merge_shards([shard.mean for shard in shards], model, str(folder)),
+        merge_shards([shard.square for shard in shards], model, str(folder)),
     )
 
 

@@ -19,7 +19,15 @@ from megatron_patches.standalone.fingerprints import (
     write_text,
 )
 
+MAX_BYTES = 1 << 20  # of run.json; the longest in use have two kilobytes
+
+
+class RunRecordError(ValueError):
+    """A `run.json` that is damaged."""
+
+
 __all__ = [
+    "RunRecordError",
     "check_same_run",
     "data_fingerprint",
     "git_sha",
@@ -46,14 +54,28 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def read_run(path: str | Path) -> dict[str, Any]:
-    """`run.json` of a run folder or of the one above a step folder; empty for foreign checkpoints."""
+    """`run.json` of a run folder or of the one above a step folder; empty for foreign checkpoints.
+
+    Raises ValueError, with the file, for one that is damaged.
+    """
     for folder in (Path(path), Path(path).parent):
         file = folder / "run.json"
         if file.is_file():
-            content = json.loads(file.read_text(encoding="utf-8"))
-            if isinstance(content, dict):
-                return content
+            return _object(file)
     return {}
+
+
+def _object(file: Path) -> dict[str, Any]:
+    try:
+        if file.stat().st_size > MAX_BYTES:
+            raise ValueError(f"larger than {MAX_BYTES} bytes")
+        content = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(content, dict):
+            raise ValueError("no object")
+    except (ValueError, RecursionError) as error:
+        what = f"{type(error).__name__}: {error}"[:120]
+        raise RunRecordError(f"{file}: damaged ({what}); restore it") from error
+    return content
 
 
 def trained_sha(path: str | Path, config: Config) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -195,12 +193,13 @@ def check_files(released: Released, folder: Path) -> None:
     import torch
 
     from megatron_patches.standalone.weights import CheckpointError, read_shards
+    from megatron_patches.training.untrusted import damaged
 
     there = {file.name for file in folder.glob("layer_*.pt")}
     wanted = set(released.file_names())
     problems = [f"{name}: missing" for name in sorted(wanted - there)]
     problems += [f"{name}: one too many" for name in sorted(there - wanted)]
-    problems += [f"{name}: damaged" for name in sorted(there & wanted) if _damaged(folder / name)]
+    problems += [f"{name}: damaged" for name in sorted(there & wanted) if damaged(folder / name)]
     if not problems:
         state = read_shards(folder)[0]
         shapes = released.tensors()
@@ -217,18 +216,6 @@ def check_files(released: Released, folder: Path) -> None:
         raise CheckpointError(
             f"not {released.name} of the manifest: {'; '.join(problems[:8])}{more}"
         )
-
-
-def _damaged(file: Path) -> bool:
-    """A torch file is a zip with a checksum of each tensor, which torch itself does not look at."""
-    try:
-        with zipfile.ZipFile(file) as content:
-            return content.testzip() is not None
-    except zipfile.BadZipFile:
-        return False  # of a torch before 1.6, or no torch file: loading it will tell
-    # RuntimeError: a member that says it is encrypted
-    except (EOFError, zlib.error, NotImplementedError, RuntimeError):
-        return True
 
 
 def check_values(model: GPT, *, accept_outside: bool) -> list[str]:

@@ -100,7 +100,7 @@ def _candidates(run: Path) -> tuple[str, list[str]]:
     return named, [f.name for f in run.iterdir() if is_step(f) and f.is_dir()]
 
 
-def _deepspeed_globals() -> list[Any]:
+def deepspeed_globals() -> list[Any]:
     """What the optimizer files of ZeRO hold besides tensors: plain records, which run nothing."""
     from deepspeed.runtime.fp16 import loss_scaler
     from deepspeed.runtime.zero.config import ZeroStageEnum
@@ -118,7 +118,7 @@ def _verified_shas(folder: Path) -> set[str]:
     on all ranks if one finds a bad file.
     """
     rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
-    also, found = _deepspeed_globals(), set()
+    also, found = deepspeed_globals(), set()
 
     def read() -> None:
         records = manifest.read(folder)

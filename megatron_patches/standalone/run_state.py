@@ -42,7 +42,12 @@ class RunState:
         self.engine = build_engine(self.model, config, self.batch, world.device)
         self.guard = Guard(config, world, self.model, self.batch.micro)
         self.heart = Heartbeat(
-            self.folder, world.rank, world.size, config.watch_stall_seconds, self.guard.keep
+            self.folder,
+            world.rank,
+            world.size,
+            config.watch_stall_seconds,
+            self.guard.keep,
+            cut_off=world.links.cut_off if world.links is not None else dict,
         )
         self.agreed = Agreement(world)
         self.step = 0

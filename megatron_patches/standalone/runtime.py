@@ -1,4 +1,4 @@
-"""Processes and devices: one process, torchrun's, DeepSpeed's or Slurm's, on GPUs or on the CPU."""
+"""Processes and devices: one process or those of any launcher, on GPUs or on the CPU."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ import torch
 
 if TYPE_CHECKING:
     from megatron_patches.config import Config
+    from megatron_patches.standalone.links import Links
+    from megatron_patches.standalone.placement import Placement
+    from megatron_patches.standalone.rendezvous import Meeting
 
 
 @dataclass(frozen=True)
@@ -21,6 +24,7 @@ class World:
     size: int
     local_rank: int
     device: torch.device
+    links: Links | None = None  # to other hosts; None: alone
 
     @property
     def first(self) -> bool:
@@ -65,59 +69,82 @@ def use_cpu(config: Config) -> bool:
 def start(config: Config) -> World:
     """Join the process group with what the launcher set in the environment; alone without one.
 
-    Raises RuntimeError when the backend does not fit the machine.
+    docs/reliability.md lists the launchers. Raises RuntimeError when the backend does not fit the
+    machine, and what `placement` and `rendezvous.meet` raise.
     """
+    from megatron_patches.standalone.placement import placement
+
     cpu = use_cpu(config)
     if cpu:
         os.environ["DS_ACCELERATOR"] = "cpu"  # before DeepSpeed looks for devices
+    given = {"MASTER_ADDR": config.master_addr} if config.master_addr else {}
+    place = placement({**given, **os.environ}, config.master_port)
+    # What is below, and DeepSpeed, reads these, whatever the launcher calls them.
+    os.environ.update(RANK=str(place.rank), WORLD_SIZE=str(place.size))
+    os.environ.update(LOCAL_RANK=str(place.local_rank))
     deepspeed = import_deepspeed()
-    env = os.environ
-    if "RANK" not in env and int(env.get("SLURM_NTASKS", "1")) > 1 and "SLURM_PROCID" in env:
-        _join_slurm(config)
-    if "RANK" not in env:
-        env.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1")
-        env["MASTER_PORT"] = "0"  # alone: the store takes a free port itself, without a race
-    local_rank = int(env.get("LOCAL_RANK", "0"))
-    if cpu:
-        if "OMP_NUM_THREADS" not in env:
-            # Two ranks with two threads each on two cores spend their time waiting for each other.
-            cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
-            ranks = int(env.get("LOCAL_WORLD_SIZE", env["WORLD_SIZE"]))
-            torch.set_num_threads(max(1, cores // ranks))
-        device = torch.device("cpu")
-    else:
-        torch.cuda.set_device(local_rank)
-        device = torch.device("cuda", local_rank)
+    device = torch.device("cpu") if cpu else _gpu(place.local_rank)
     backend = config.distributed_backend or ("gloo" if cpu else "nccl")
     if not torch.distributed.is_initialized():
-        deepspeed.init_distributed(
-            dist_backend=backend, auto_mpi_discovery=False, verbose=False, init_method="env://"
-        )
-    return World(int(env["RANK"]), int(env["WORLD_SIZE"]), local_rank, device)
+        _join(config, place, backend, device)
+    if cpu and "OMP_NUM_THREADS" not in os.environ:
+        # Two ranks with two threads each on two cores spend their time waiting for each other.
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+        torch.set_num_threads(max(1, cores // _sharing()))
+    deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False, verbose=False)
+    links = _meeting.links if _meeting is not None else None
+    return World(place.rank, place.size, place.local_rank, device, links)
 
 
-def _join_slurm(config: Config) -> None:
-    """Under `srun` every task finds its place in Slurm's variables."""
-    env = os.environ
-    if "MASTER_ADDR" not in env:
-        if int(env.get("SLURM_NNODES", "1")) > 1:
-            raise RuntimeError(
-                "several Slurm nodes, and MASTER_ADDR is not set: before srun, run "
-                'export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
-            )
-        env["MASTER_ADDR"] = "127.0.0.1"
-    env.setdefault("MASTER_PORT", str(config.master_port))
-    env.update(
-        RANK=env["SLURM_PROCID"],
-        WORLD_SIZE=env["SLURM_NTASKS"],
-        LOCAL_RANK=env.get("SLURM_LOCALID", "0"),
+_meeting: Meeting | None = None  # of the process group, which outlives a run in tests
+
+
+def _join(config: Config, place: Placement, backend: str, device: torch.device) -> None:
+    """Make the process group; alone it needs neither a port nor a network."""
+    global _meeting
+    from deepspeed.constants import default_pg_timeout
+
+    from megatron_patches.standalone.rendezvous import meet
+
+    _meeting = meet(config, place, backend) if place.size > 1 else None
+
+    torch.distributed.init_process_group(
+        backend,
+        store=torch.distributed.HashStore() if _meeting is None else _meeting.store,
+        rank=place.rank,
+        world_size=place.size,
+        timeout=default_pg_timeout,
+        device_id=device if device.type == "cuda" and place.size > 1 else None,
     )
+
+
+def _sharing() -> int:
+    """Ranks that share this one's cores."""
+    if "LOCAL_WORLD_SIZE" in os.environ:
+        return int(os.environ["LOCAL_WORLD_SIZE"])
+    return _meeting.sharing if _meeting is not None else 1
+
+
+def _gpu(local_rank: int) -> torch.device:
+    """Slurm's --gpus-per-task shows each task its own GPU alone, as number 0."""
+    here = torch.cuda.device_count()
+    if local_rank >= here > 1:
+        raise RuntimeError(
+            f"rank {local_rank} of this host, which has {here} GPUs: start as many processes a host"
+        )
+    device = torch.device("cuda", local_rank if local_rank < here else 0)
+    torch.cuda.set_device(device)
+    return device
 
 
 def finish() -> None:
     """Leave the process group; once, at the end of a worker."""
+    global _meeting
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
+    if _meeting is not None:
+        _meeting.links.close()
+    _meeting = None
 
 
 def import_deepspeed() -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from megatron_patches.standalone.weights import CheckpointError, is_step, step_number
+from megatron_patches.standalone.weights import CheckpointError, is_step, read_latest, step_number
 from megatron_patches.training.untrusted import code_in
 
 
@@ -19,7 +19,10 @@ def step_that_neox_loads(path: str | Path, iteration: int | None = None) -> Path
     if iteration is not None:
         folder = path / f"global_step{iteration}"
     elif (path / "latest").is_file():
-        folder = path / (path / "latest").read_text(encoding="utf-8", errors="replace").strip()
+        named = read_latest(path)
+        if "/" in named or not is_step(Path(named)):
+            raise CheckpointError(f"{path / 'latest'}: names {named[:60]!r}, no global_step<N>")
+        folder = path / named
     else:
         raise CheckpointError(
             f"{path}: GPT-NeoX loads the step that a file `latest` names; it has none"

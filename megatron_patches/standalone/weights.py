@@ -18,12 +18,13 @@ from torch import Tensor
 
 from megatron_patches.standalone import manifest
 from megatron_patches.standalone.model import GPT
+from megatron_patches.training.untrusted import damaged
 
 State = dict[str, Tensor]
 
 _SINGLE = re.compile(r"mp_rank_(\d+)_model_states\.pt")
 _LAYER = re.compile(r"layer_(\d+)-model_(\d+)-model_states\.pt")
-_STEP = re.compile(r"global_step(\d+)")
+_STEP = re.compile(r"global_step([0-9]{1,18})")
 # The MLP's names before GPT-NeoX renamed them.
 _OLD_NAMES = {".mlp.dense_h_to_4h.": ".mlp.linear1.", ".mlp.dense_4h_to_h.": ".mlp.linear2."}
 # Megatron's cuts: rows of the first kind, columns of the second; all else is equal on every shard.
@@ -53,12 +54,18 @@ def step_folder(path: str | Path) -> Path:
         steps = sorted(f.name for f in path.iterdir() if _STEP.fullmatch(f.name))
         hint = f"; name one of its steps: {', '.join(steps)}" if steps else ""
         raise CheckpointError(f"{path}: holds neither weights nor a file `latest`{hint}")
-    tag = latest.read_text(encoding="utf-8", errors="replace").strip()
+    tag = read_latest(path)
     if not _STEP.fullmatch(tag):  # also keeps a path such as ../../x out
         raise CheckpointError(f"{latest}: names {tag[:60]!r}, expected global_step<N>")
     if not (path / tag).is_dir():
         raise CheckpointError(f"{latest}: names {tag}, which is not in {path}")
     return path / tag
+
+
+def read_latest(path: Path) -> str:
+    """What the file `latest` of a run says; of a long one the beginning, which names no step."""
+    with open(path / "latest", encoding="utf-8", errors="replace") as stream:
+        return stream.read(80).strip()
 
 
 def is_step(folder: Path) -> bool:
@@ -131,6 +138,8 @@ def read_shards(folder: Path) -> list[State]:
     read = [*singles.values(), *(file for files in layers.values() for file in files.values())]
     try:
         faults = manifest.check(folder, [file.name for file in read])
+        if not (folder / manifest.NAME).is_file():
+            faults = [f"{file}: damaged: its checksums differ" for file in read if damaged(file)]
     except ValueError as error:
         faults = [str(error)]
     if faults:
@@ -190,8 +199,8 @@ def cut_dimension(model: GPT, key: str) -> int | None:
     return 1 if _CUT_COLUMNS.search(key) else None
 
 
-def merge_shards(shards: list[State], model: GPT) -> State:
-    """One state dict from tensor-parallel shards, heads in their order.
+def merge_shards(shards: list[State], model: GPT, source: str) -> State:
+    """One state dict from the tensor-parallel shards of `source`, heads in their order.
 
     Raises CheckpointError when shards disagree on what should be equal.
     """
@@ -199,20 +208,29 @@ def merge_shards(shards: list[State], model: GPT) -> State:
         return shards[0]
     keys = {frozenset(state) for state in shards}
     if len(keys) != 1:
-        raise CheckpointError("the tensor-parallel shards hold different tensors")
+        raise CheckpointError(f"{source}: its tensor-parallel shards hold different tensors")
     merged: State = {}
     for key in shards[0]:
         parts = [state[key] for state in shards]
         dimension = cut_dimension(model, key)
         if dimension is not None:
+            across = {_across(part, dimension) for part in parts}
+            if len(across) != 1 or parts[0].dim() <= dimension:
+                raise CheckpointError(f"{source}: {key}: its parts do not fit together")
             merged[key] = torch.cat(parts, dim=dimension)
         elif any(not torch.equal(parts[0], part) for part in parts[1:]):
             raise CheckpointError(
-                f"{key}: should be the same on all tensor-parallel shards, is not"
+                f"{source}: {key}: should be the same on all tensor-parallel shards, is not"
             )
         else:
             merged[key] = parts[0]
     return merged
+
+
+def _across(part: Tensor, dimension: int) -> tuple[Any, ...]:
+    """What the parts of a tensor share: dtype and all sides but the one that is cut."""
+    sides = list(part.shape)
+    return (part.dtype, *sides[:dimension], len(sides), *sides[dimension + 1 :])
 
 
 def fill(model: GPT, state: State, source: str) -> None:

@@ -179,6 +179,9 @@ def _run(
     try:
         entries: list[Entry] = [entry for file in files for entry in _read(file)]
         config = compose_entries(entries, settings)
+        if config.use_wandb and config.wandb_group is None:
+            settings += (f"wandb_group={_yaml(study.name)}",)
+            config = compose_entries(entries, settings)
         check_standalone(config)
         batch_arithmetic(config, 1)
     except ConfigError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
@@ -11,7 +12,7 @@ from pydantic import Field, ValidationError
 from megatron_patches.config import Config, ConfigError
 from megatron_patches.config.keys_base import Keys, NonNegative, Positive
 from megatron_patches.config.keys_own import Own
-from megatron_patches.config.messages import field_problems, nearest
+from megatron_patches.config.messages import MISSING, field_problems, nearest
 from megatron_patches.config.reading import duplicates, normal, read_file
 from megatron_patches.studies.questions import Eval, eval_problems, repeated
 
@@ -139,10 +140,9 @@ def load_study(path: str | Path) -> Study:
         study = Study.model_validate(values)
     except ValidationError as error:
         found = field_problems(Study, error.errors(include_url=False), places)
-        missing = "no file sets the required"
         problems += [
-            line.replace(missing, f"{path}: the study lacks the required")
-            if line.startswith(missing)
+            line.replace(MISSING, f"{path}: the study lacks the required")
+            if line.startswith(MISSING)
             else line
             for line in found
         ]
@@ -219,7 +219,7 @@ def _layer_problems(study: Study) -> Iterator[tuple[str, str]]:
         there = sorted(file.stem for file in (ROOT / "configs" / layer).glob("*.yml"))
         for name in names:
             file = layer_file(layer, name)
-            if not file.is_file():
+            if not os.path.isfile(file):  # False for a name that is too long as well
                 near = "" if name.endswith(".yml") else nearest(name, there)
                 yield key, f"`{key}: {name}`: no file {shown(file)}{near}"
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import struct
+import zipfile
+import zlib
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -24,6 +27,18 @@ PLAIN = frozenset(
         "numpy.ndarray",
     }
 )
+
+
+def damaged(file: Path) -> bool:
+    """A torch file is a zip with a checksum of each tensor, which torch itself does not look at."""
+    try:
+        with zipfile.ZipFile(file) as content:
+            return content.testzip() is not None
+    except zipfile.BadZipFile:
+        return False  # of a torch before 1.6, or no torch file: loading it will tell
+    # RuntimeError: a member that says it is encrypted; the others: offsets and names of any value
+    except (EOFError, OSError, RuntimeError, ValueError, OverflowError, zlib.error, struct.error):
+        return True
 
 
 def code_in(files: Iterable[Path]) -> str | None:

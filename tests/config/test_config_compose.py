@@ -79,11 +79,12 @@ def test_all_problems_come_in_one_error(refusal):
 
 
 def test_missing_keys_share_one_line(write):
+    file = write("seed: 1\nhidden_size: 8\n")
     with pytest.raises(ConfigError) as caught:
-        compose([write("seed: 1\nhidden_size: 8\n")])
+        compose([file])
     assert str(caught.value) == (
         "no file sets the required `num_layers`, `num_attention_heads`, `seq_length`, "
-        "`max_position_embeddings`, `train_iters`"
+        f"`max_position_embeddings`, `train_iters`; read: {file}"
     )
 
 

@@ -26,6 +26,7 @@ VALUES: dict[str, Any] = {
     "variant": {"norm": "pre"},
     "watch_loss_multiple": 5.0,
     "watch_stall_seconds": 60.0,
+    "join_seconds": 60.0,
     "seq_length_val": 48,
     "eval_lengths": [12, 24],
     "eval_protocol": "last",

@@ -14,7 +14,7 @@ import yaml
 
 import deepy
 from megatron_patches.config import compose, config_sha
-from megatron_patches.standalone import provenance, runtime
+from megatron_patches.standalone import hostfile, provenance
 from megatron_patches.standalone.checkpoint import load_model
 
 
@@ -139,6 +139,14 @@ def test_batches_that_do_not_fit_the_processes(refusal):
         ("node1 gpus=2\n", "expected `HOST slots=N`"),
         ("node1 slots=2\nnode1 slots=2\n", r"2: expected `HOST slots=N`, each host once"),
         ("node1 slots=2 extra\n", "expected `HOST slots=N`"),
+        ("node1 slots=0\n", "hosts:1: expected `HOST slots=N`"),
+        ("# a remark\nnode1 slots=-1\n", "hosts:2: expected `HOST slots=N`"),
+        ("node1 slots=\u0664\n", "hosts:1: expected `HOST slots=N`"),
+        ("node1 slots=999999\n", "hosts:1: expected `HOST slots=N`"),
+        ("-oProxyCommand=touch slots=1\n", "hosts:1: expected `HOST slots=N`"),
+        ("node1;reboot slots=1\n", "hosts:1: expected `HOST slots=N`"),
+        ("\u2028node1 slots=1 slots=2\n", "hosts:1: expected `HOST slots=N`"),
+        ("node1 slots=1\n" + "#" * (1 << 20), "larger than 1,048,576 bytes"),
     ],
 )
 def test_hostfiles(file, tmp_path, refusal, content, message):
@@ -147,6 +155,54 @@ def test_hostfiles(file, tmp_path, refusal, content, message):
         hosts.write_text(content)
     add(file, hostfile=str(hosts))
     assert message in refusal()
+
+
+def test_a_hostfile_of_bytes_that_are_no_text(file, tmp_path, refusal):
+    (tmp_path / "hosts").write_bytes(b"node1 slots=1\n\xff\xfe slots=1\n")
+    add(file, hostfile=str(tmp_path / "hosts"))
+    assert "hosts:2: expected `HOST slots=N`" in refusal()
+
+
+def test_more_processes_than_slots(file, tmp_path, refusal):
+    """DeepSpeed would start them all the same."""
+    hosts = tmp_path / "hosts"
+    hosts.write_text("localhost slots=4\n127.0.0.1 slots=2\n")
+    add(file, hostfile=str(hosts))
+    shown = refusal("--set", "num_gpus=3")
+    assert f"{hosts}:2: 127.0.0.1 has slots=2, fewer than `num_gpus` (--set) 3" in shown
+
+
+def test_a_launcher_that_is_not_installed(file, tmp_path, refusal, monkeypatch):
+    (tmp_path / "hosts").write_text("127.0.0.1 slots=1\n")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    add(file, hostfile=str(tmp_path / "hosts"), launcher="pdsh")
+    assert "pdsh is not installed here, and starts the processes on 127.0.0.1" in refusal()
+
+
+SSH = """#!/bin/sh
+for word; do :; host=$before; before=$word; done
+[ "$host" = 127.0.0.2 ] && exit 0
+echo "ssh: connect to host $host port 22: No route to host" >&2
+exit 255
+"""
+
+
+def test_hosts_that_ssh_does_not_reach(tmp_path, monkeypatch):
+    """Every one is named; DeepSpeed tries the first one alone."""
+    (tmp_path / "ssh").write_text(SSH)
+    (tmp_path / "ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    hostfile.reach(["127.0.0.2"])
+    with pytest.raises(RuntimeError, match="no process was started") as caught:
+        hostfile.reach(["127.0.0.2", "127.0.0.3", "127.0.0.4"])
+    for host in ("127.0.0.3", "127.0.0.4"):
+        assert f"host {host} cannot be reached by ssh (ssh: connect to host {host}" in str(
+            caught.value
+        )
+    assert "host 127.0.0.2" not in str(caught.value)
+    monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
+    with pytest.raises(RuntimeError, match="ssh is not installed here"):
+        hostfile.reach(["127.0.0.2"])
 
 
 def test_a_host_that_does_not_exist(file, tmp_path, refusal):
@@ -168,7 +224,7 @@ def test_processes_of_a_hostfile(file, tmp_path):
     config = compose([file])
     found = deepy.read_hostfile(config)
     assert found == {"localhost": 4, "127.0.0.1": 2} and deepy.process_count(config, found) == 6
-    assert deepy.process_count(compose([file], ["num_gpus=3"]), found) == 5
+    assert deepy.process_count(compose([file], ["num_gpus=2"]), found) == 4
 
 
 def launch(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
@@ -204,7 +260,7 @@ def test_deepspeed_starts_one_and_two_processes(file, tmp_path):
 SRUN = """#!/usr/bin/env bash
 shift  # --ntasks=2
 for task in 0 1; do
-    SLURM_PROCID=$task SLURM_LOCALID=$task SLURM_NTASKS=2 SLURM_NNODES=1 "$@" &
+    SLURM_PROCID=$task SLURM_LOCALID=$task SLURM_STEP_NUM_TASKS=2 SLURM_STEP_NUM_NODES=1 "$@" &
     tasks="$tasks $!"
 done
 for task in $tasks; do wait $task || exit 1; done
@@ -232,15 +288,6 @@ def test_slurm_starts_the_tasks_of_an_allocation(file, tmp_path):
 def test_slurm_outside_an_allocation_is_refused(refusal, monkeypatch):
     monkeypatch.delenv("SLURM_NTASKS", raising=False)
     assert "start this inside an allocation" in refusal("--set", "launcher=slurm")
-
-
-def test_several_slurm_nodes_need_an_address(file, monkeypatch):
-    for key, value in {"SLURM_NTASKS": "4", "SLURM_PROCID": "1", "SLURM_NNODES": "2"}.items():
-        monkeypatch.setenv(key, value)
-    for key in ("MASTER_ADDR", "RANK"):
-        monkeypatch.delenv(key, raising=False)
-    with pytest.raises(RuntimeError, match="export MASTER_ADDR="):
-        runtime.start(compose([file]))
 
 
 @pytest.mark.parametrize("key", ["include", "exclude"])

@@ -121,7 +121,7 @@ def test_cutting_is_the_inverse_of_merging():
     assert torch.equal(shards[1]["sequential.3.attention.query_key_value.weight"], rows[24:])
     columns = state["sequential.3.attention.dense.weight"]
     assert torch.equal(shards[1]["sequential.3.attention.dense.weight"], columns[:, 8:])
-    tools.assert_same(merge_shards(shards, model), state)
+    tools.assert_same(merge_shards(shards, model, "run"), state)
 
 
 # ---- configuration and the other entries ---------------------------------------------------------

@@ -1,0 +1,1 @@
+raise SystemExit("this code must not run")
