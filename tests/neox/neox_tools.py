@@ -34,6 +34,11 @@ INSERTED = [
 ]
 PRODUCT = [name for name in INSERTED if overrides(method_class(name), "weight")]
 ADDED = [name for name in INSERTED if name not in PRODUCT]
+LEARNED = [
+    name
+    for name in INSERTED
+    if list(positions.build(name, heads=2, head_dim=4, hidden_size=8, max_length=8).parameters())
+]
 
 
 def neox_modules() -> dict[str, ModuleType]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from neox_tools import INSERTED, NATIVE, SLOT, Engine, make_model, random
+from neox_tools import INSERTED, LEARNED, NATIVE, SLOT, Engine, make_model, random
 
 from megatron_patches.neox import training
 from megatron_patches.neox.model import own_methods, position_parameters
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("shared")
 
 @pytest.mark.parametrize("sharing", ["model", "layer"])
 @pytest.mark.parametrize(("decay", "expected"), [(False, 0.0), (True, 0.1)])
-@pytest.mark.parametrize("name", INSERTED)
+@pytest.mark.parametrize("name", LEARNED)
 def test_position_parameters_are_the_last_group(name, decay, expected, sharing):
     from megatron.training import get_optimizer
 
@@ -44,7 +44,7 @@ def test_position_parameters_are_the_last_group(name, decay, expected, sharing):
     torch.optim.AdamW(groups, lr=0.1)  # torch refuses one that stands twice
 
 
-@pytest.mark.parametrize("name", sorted(NATIVE - set(INSERTED)))
+@pytest.mark.parametrize("name", sorted({*NATIVE, *INSERTED} - {*LEARNED}))
 def test_without_position_parameters_the_groups_are_neoxs(name):
     from megatron.training import get_optimizer
 
