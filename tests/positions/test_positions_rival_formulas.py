@@ -50,7 +50,7 @@ def test_ggd_bam_starts_as_alibi():
 
 @pytest.mark.parametrize(
     ("dtype", "scale_base", "last"),
-    [(torch.float32, 512, 32695), (torch.float16, 512, 3269), (torch.float32, 2048, 130783)],
+    [(torch.float32, 512, 32695), (torch.float16, 512, 3269), (torch.float32, 2048, 130782)],
 )
 def test_xpos_refuses_what_its_dtype_cannot_hold(dtype, scale_base, last):
     """80 (8 for float16) * scale_base / ln(1.4 / 0.4): the factor of a key is e^80 (e^8) there."""
