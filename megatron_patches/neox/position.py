@@ -56,11 +56,11 @@ def dense_bias(method: PositionMethod, queries: int, keys: int) -> Tensor:
         return spread(table, queries)
     device = next((t.device for t in [*method.parameters(), *method.buffers()]), None)
     query_Q = torch.arange(keys - queries, keys, device=device)
-    distance_QK = (query_Q[:, None] - torch.arange(keys, device=device)).clamp(min=0)
-    bias = method.bias(distance_QK, query_Q)
+    distance_QK = query_Q[:, None] - torch.arange(keys, device=device)
+    bias = method.bias(distance_QK.clamp(min=0), query_Q)
     if bias is None:
         raise ValueError(f"{method.name} has no bias")
-    return bias
+    return bias.masked_fill(distance_QK < 0, 0.0)
 
 
 class ScoreHook:

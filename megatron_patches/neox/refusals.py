@@ -85,6 +85,28 @@ def _own_attention(args: Any) -> Iterator[str]:
             yield f"{key}: Transformer Engine replaces the layers of type `attend`; set it to false"
 
 
+def _built(args: Any, ours: str) -> Iterator[str]:
+    heads = args.num_attention_heads
+    try:
+        method = positions.build(
+            ours,
+            heads=heads,
+            head_dim=args.hidden_size // heads,
+            hidden_size=args.hidden_size,
+            max_length=args.max_position_embeddings,
+            **position.options_of(args, ours),
+        )
+    except (TypeError, ValueError) as error:
+        yield str(error)
+        return
+    alike = [key for key, _ in method.named_parameters() if method.head_dim_of[key] is None]
+    if alike and args.model_parallel_size > 1:
+        yield (
+            f"model_parallel_size {args.model_parallel_size}: each rank would learn {', '.join(alike)} "
+            f"of {ours} from its own heads alone; set it to 1"
+        )
+
+
 def _own_keys(args: Any, ours: str | None) -> Iterator[str]:
     for key, default in (("position_init", "published"), ("position_precision", "exact")):
         if ours is None and getattr(args, key) != default:
@@ -93,18 +115,7 @@ def _own_keys(args: Any, ours: str | None) -> Iterator[str]:
         yield f"position_options: GPT-NeoX's own {args.pos_emb} takes none"
     # NeoX checks types after this; what is of another type is its to refuse.
     if ours is not None and isinstance(args.position_options, dict | NoneType):
-        heads = args.num_attention_heads
-        try:
-            positions.build(
-                ours,
-                heads=heads,
-                head_dim=args.hidden_size // heads,
-                hidden_size=args.hidden_size,
-                max_length=args.max_position_embeddings,
-                **position.options_of(args, ours),
-            )
-        except (TypeError, ValueError) as error:
-            yield str(error)
+        yield from _built(args, ours)
     if args.seq_length_val is not None and args.dataset_impl != "gpt2":
         yield f"seq_length_val: GPT-NeoX's dataset_impl {args.dataset_impl} has no length for validation"
     if isinstance(args.seq_length_val, int):

@@ -58,13 +58,19 @@ class Rotary(PositionMethod):
         total_length: int | None = None,
     ) -> tuple[Tensor, Tensor]:
         """q and k [B, H, L, D] turned by `positions` ([L] or [B, L]); shape and dtype are kept."""
-        dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
-        steps = torch.arange(0, self.rotated, 2, device=q.device, dtype=dtype) / self.rotated
-        # [L, R/2] or [B, 1, L, R/2]: broadcasts over heads either way.
-        angle = positions.to(device=q.device, dtype=dtype)[..., None] / self.base**steps
-        angle = angle if positions.dim() == 1 else angle[:, None]
-        cos, sin = angle.cos(), angle.sin()
+        cos, sin = self.rotation(positions.to(q.device), q.dtype)
         return self._turn(q, cos, sin), self._turn(k, cos, sin)
+
+    def rotation(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of the angles at `positions`: [L, R / 2], or [B, 1, L, R / 2] for [B, L].
+
+        They broadcast over heads either way. fp32, or float64 for queries of that `dtype`.
+        """
+        exact = torch.float64 if dtype == torch.float64 else torch.float32
+        steps = torch.arange(0, self.rotated, 2, device=positions.device, dtype=exact)
+        angle = positions.to(exact)[..., None] / self.base ** (steps / self.rotated)
+        angle = angle if positions.dim() == 1 else angle[:, None]
+        return angle.cos(), angle.sin()
 
     def _turn(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         half = self.rotated // 2

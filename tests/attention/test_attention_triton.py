@@ -16,7 +16,7 @@ from megatron_patches.positions import names
 if importlib.util.find_spec("triton") is None:
     pytest.skip("triton is not installed", allow_module_level=True)
 
-METHODS = [name for name in names() if make(name).place == "attention"]
+METHODS = [n for n in names() if make(n).place == "attention" and make(n).tier == "table"]
 WITH_FORM = [name for name in METHODS if make(name).closed_form() is not None]
 Check = Callable[..., Any]
 

@@ -32,8 +32,31 @@ INSERTED = [
     for name in positions.names()
     if name not in NATIVE or method_class(name).module_name == SLOT
 ]
+# NeoX's own attention cannot apply these to queries and keys: layers of type `attend` carry them.
+ATTEND_ONLY = [
+    name for name in INSERTED if name not in NATIVE and overrides(method_class(name), "transform")
+]
+INSERTED = [name for name in INSERTED if name not in ATTEND_ONLY]
 PRODUCT = [name for name in INSERTED if overrides(method_class(name), "weight")]
 ADDED = [name for name in INSERTED if name not in PRODUCT]
+# Is shared by all layers unless asked otherwise, and has bounds.
+LEARNS_ONCE = next(n for n in ADDED if n not in NATIVE and method_class(n).sharing == "model")
+
+
+def carrying(name: str) -> dict[str, Any]:
+    """What a configuration of this method must say besides its name."""
+    return {"attention_config": [[["attend"], "all"]]} if name in ATTEND_ONLY else {}
+
+
+def parameters_of(name: str) -> dict[str, int | None]:
+    """Learned parameter -> its dimension over heads."""
+    built = positions.build(name, heads=2, head_dim=4, hidden_size=8, max_length=8)
+    return {key: built.head_dim_of[key] for key, _ in built.named_parameters()}
+
+
+LEARNED = [name for name in INSERTED if parameters_of(name)]
+# Tensor-parallel ranks would each learn their own copy of some parameters.
+REPLICATED = [name for name in INSERTED if None in parameters_of(name).values()]
 
 
 def neox_modules() -> dict[str, ModuleType]:

@@ -6,7 +6,7 @@ import json
 from typing import Any, Literal, get_args, get_origin
 
 import pytest
-from neox_tools import INSERTED, LEFT_OUT, NATIVE, make_args
+from neox_tools import ATTEND_ONLY, INSERTED, LEFT_OUT, NATIVE, carrying, make_args
 
 from megatron_patches import positions
 from megatron_patches.config.keys_own import Own
@@ -50,7 +50,7 @@ def test_the_tables_of_these_tests_are_whole():
 
 @pytest.mark.parametrize("name", [*positions.names(), *positions.aliases()])
 def test_every_method_and_alias_is_accepted_under_its_canonical_name(name):
-    assert make_args(pos_emb=name).pos_emb == positions.resolve(name)
+    assert make_args(pos_emb=name, **carrying(name)).pos_emb == positions.resolve(name)
 
 
 @pytest.mark.parametrize(
@@ -114,10 +114,10 @@ def test_plain_types_are_what_neox_can_check(key):
 
 @pytest.mark.parametrize("name", positions.names())
 def test_whose_work_a_method_is(name):
-    plain = make_args(pos_emb=name)
+    plain = make_args(pos_emb=name, **carrying(name))
     attend = make_args(pos_emb=name, attention_config=ATTEND)
     assert arguments.our_method(plain) == (None if name in NATIVE else name)
-    assert arguments.our_method(attend) == (name if name in INSERTED else None)
+    assert arguments.our_method(attend) == (name if name in [*INSERTED, *ATTEND_ONLY] else None)
 
 
 @pytest.mark.parametrize(

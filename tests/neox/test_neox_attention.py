@@ -6,10 +6,21 @@ from typing import Any
 
 import pytest
 import torch
-from neox_tools import INSERTED, NATIVE, PRODUCT, SLOT, leaf, make_args, random
+from neox_tools import (
+    ATTEND_ONLY,
+    INSERTED,
+    NATIVE,
+    PRODUCT,
+    REPLICATED,
+    SLOT,
+    leaf,
+    make_args,
+    random,
+)
 from torch import Tensor
 
 from megatron_patches import positions
+from megatron_patches.attention import attend
 from megatron_patches.neox.model import own_methods
 from megatron_patches.positions import PositionMethod
 
@@ -27,7 +38,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "layer": {"position_sharing": "layer"},
 }
 # GPT-NeoX shares what is its own among all layers.
-CASES = [(n, v) for n in positions.names() for v in VARIANTS if v != "layer" or n in INSERTED]
+CARRIED = [name for name in positions.names() if name not in ATTEND_ONLY]
+CASES = [(n, v) for n in CARRIED for v in VARIANTS if v != "layer" or n in INSERTED]
 
 pytestmark = pytest.mark.usefixtures("shared")
 
@@ -80,7 +92,7 @@ def test_attend_equals_the_dense_scores(name, variant):
 
 
 @pytest.mark.parametrize("queries", [1, 4])
-@pytest.mark.parametrize("name", positions.names())
+@pytest.mark.parametrize("name", CARRIED)
 def test_with_a_cache_the_queries_are_the_last_positions(name, queries):
     dense, attend = pair(name, use_cache=True)
     x = random(LENGTH, 2, 32)
@@ -98,8 +110,26 @@ def test_with_a_cache_the_queries_are_the_last_positions(name, queries):
     torch.testing.assert_close(outs[1], outs[0], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ATTEND_ONLY)
+def test_what_only_such_layers_carry(name):
+    """NeoX's own attention is refused for these, so `attend` by itself is what to compare with."""
+    q, k, v = (random(LENGTH, 2, 4, 8, seed=seed) for seed in range(3))
+    layer = model(name, ATTEND).sequential[0].attention
+    full = ~torch.ones(1, 1, LENGTH, LENGTH, dtype=torch.bool).tril()
+    found = layer.attention(q, k, v, None, full)
+    method = positions.build(name, heads=4, head_dim=8, hidden_size=32, max_length=LENGTH)
+    q, k, v = (t.permute(1, 2, 0, 3) for t in (q, k, v))
+    expected = attend(q, k, v, method, impl="reference")
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    assert not torch.allclose(found, attend(q, k, v, plain(), impl="reference"), atol=1e-3)
+
+
+def plain() -> PositionMethod:
+    return positions.build("none", heads=4, head_dim=8, hidden_size=32)
+
+
 @pytest.mark.parametrize("kinds", [ATTEND, GLOBAL])
-@pytest.mark.parametrize("name", positions.names())
+@pytest.mark.parametrize("name", [name for name in CARRIED if name not in REPLICATED])
 def test_two_tensor_parallel_ranks_together_are_one(name, kinds):
     from megatron import mpu
 
@@ -145,7 +175,7 @@ def test_a_named_implementation_runs_or_raises():
         made((random(2, LENGTH, 32), mask(made.neox_args)))
 
 
-@pytest.mark.parametrize("name", positions.names())
+@pytest.mark.parametrize("name", CARRIED)
 def test_the_arguments_are_left_as_they_were(name):
     made = model(name, ATTEND, seq_length_val=24)
     args = made.neox_args

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from neox_tools import INSERTED, NATIVE, STUB, make_args, random
+from neox_tools import INSERTED, NATIVE, STUB, carrying, make_args, random
 
 from megatron_patches import positions
 from megatron_patches.neox import fixes, install
@@ -189,7 +189,7 @@ def test_nothing_to_train_is_refused_where_the_fix_is_off(clean):
 def test_a_checkpoint_may_have_another_longest_input_unless_a_table_holds_it(neox, name):
     from megatron import training
 
-    args = make_args(pos_emb=name, max_position_embeddings=64)
+    args = make_args(pos_emb=name, max_position_embeddings=64, **carrying(name))
     stored = {"hidden_size": 32, "max_position_embeddings": 16}
     if method_class(name).place == "attention":
         training.check_checkpoint_args(args, stored)

@@ -9,13 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from neox_tools import INSERTED, NATIVE, Engine, make_model, random
+from neox_tools import LEARNS_ONCE, Engine, make_model, random
 
 from megatron_patches.neox import training
 from megatron_patches.neox.model import own_methods
 from megatron_patches.training.log import forget_after
-
-LEARNS_ONCE = next(name for name in INSERTED if name not in NATIVE)
 
 pytestmark = pytest.mark.usefixtures("shared")
 

@@ -5,7 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from neox_tools import ADDED, INSERTED, NATIVE, PRODUCT, make_args, overrides
+from neox_tools import (
+    ADDED,
+    ATTEND_ONLY,
+    INSERTED,
+    LEARNS_ONCE,
+    NATIVE,
+    PRODUCT,
+    REPLICATED,
+    carrying,
+    make_args,
+    overrides,
+    parameters_of,
+)
 
 from megatron_patches import positions
 from megatron_patches.neox import refusals
@@ -125,12 +137,20 @@ def test_a_table_that_ends_before_the_validation_length(name):
 
 @pytest.mark.parametrize("name", sorted(set(positions.names()) - set(LIMITED)))
 def test_any_validation_length_without_a_table(name):
-    assert make_args(pos_emb=name, seq_length_val=4096).seq_length_val == 4096
+    assert make_args(pos_emb=name, seq_length_val=4096, **carrying(name)).seq_length_val == 4096
+
+
+@pytest.mark.parametrize("name", REPLICATED)
+def test_what_tensor_parallel_ranks_would_learn_apart(name):
+    message = refused(pos_emb=name, model_parallel_size=2)
+    alike = [key for key, dimension in parameters_of(name).items() if dimension is None]
+    assert f"model_parallel_size 2: each rank would learn {', '.join(alike)} of {name}" in message
+    assert make_args(pos_emb=name, model_parallel_size=1).pos_emb == name
 
 
 def test_all_problems_are_named_at_once():
     message = refused(
-        pos_emb=OURS[0], attention_config=[[["flash", "global"], 1]], te_mha=True, use_mup=False,
+        pos_emb=LEARNS_ONCE, attention_config=[[["flash", "global"], 1]], te_mha=True, use_mup=False,
         apply_query_key_layer_scaling=True, attention_impl="flex",
     )  # fmt: skip
     keys = ("attention_config flash", "te_mha", "apply_query_key_layer_scaling", "attention_impl")
@@ -154,6 +174,10 @@ def test_all_problems_are_named_at_once():
     ],
 )
 def test_what_carries_the_method_passes(name, changes):
+    changes = {**changes, **carrying(name)}
+    if name in ATTEND_ONLY and not {"attention_dropout", "use_mup"}.isdisjoint(changes):
+        assert "layers of type `attend`" in refused(pos_emb=name, **changes)
+        return
     made = make_args(pos_emb=name, **changes)
     assert made.pos_emb == name
 

@@ -144,10 +144,11 @@ def test_copies_of_shared_parameters_are_tied_over_stages(clean, alone, name, of
     from megatron import mpu
     from megatron.model.gpt2_model import GPT2ModelPipe
 
-    assert GPT2ModelPipe(make_args(pos_emb=name)).get_tied_weights_and_groups() == []
+    args = {"pos_emb": name, "position_sharing": "model"}
+    assert GPT2ModelPipe(make_args(**args)).get_tied_weights_and_groups() == []
     for rank in (0, 1):
         mpu.place(pipe=(rank, 2))
-        made = GPT2ModelPipe(make_args(pos_emb=name))
+        made = GPT2ModelPipe(make_args(**args))
         pairs = made.get_tied_weights_and_groups()
         rpe = made.sequential[0].attention.rpe
         own = [] if off and name in NATIVE else list(rpe.parameters())

@@ -6,14 +6,28 @@ from typing import Any
 
 import pytest
 import torch
-from neox_tools import INSERTED, NATIVE, SLOT, Engine, make_model, random
+from neox_tools import (
+    INSERTED,
+    LEARNED,
+    LEARNS_ONCE,
+    NATIVE,
+    REPLICATED,
+    SLOT,
+    Engine,
+    make_model,
+    random,
+)
 
 from megatron_patches.neox import training
 from megatron_patches.neox.model import own_methods, position_parameters
+from megatron_patches.positions import build
 from megatron_patches.training import position_state
 
-OURS = [name for name in INSERTED if name not in NATIVE]
-LEARNS_ONCE = OURS[0]
+BOUNDED = [
+    name
+    for name in INSERTED
+    if name not in NATIVE and build(name, heads=2, head_dim=4, hidden_size=8).bounds
+]
 
 pytestmark = pytest.mark.usefixtures("shared")
 
@@ -23,7 +37,7 @@ pytestmark = pytest.mark.usefixtures("shared")
 
 @pytest.mark.parametrize("sharing", ["model", "layer"])
 @pytest.mark.parametrize(("decay", "expected"), [(False, 0.0), (True, 0.1)])
-@pytest.mark.parametrize("name", INSERTED)
+@pytest.mark.parametrize("name", LEARNED)
 def test_position_parameters_are_the_last_group(name, decay, expected, sharing):
     from megatron.training import get_optimizer
 
@@ -44,7 +58,7 @@ def test_position_parameters_are_the_last_group(name, decay, expected, sharing):
     torch.optim.AdamW(groups, lr=0.1)  # torch refuses one that stands twice
 
 
-@pytest.mark.parametrize("name", sorted(NATIVE - set(INSERTED)))
+@pytest.mark.parametrize("name", sorted({*NATIVE, *INSERTED} - {*LEARNED}))
 def test_without_position_parameters_the_groups_are_neoxs(name):
     from megatron.training import get_optimizer
 
@@ -55,7 +69,7 @@ def test_without_position_parameters_the_groups_are_neoxs(name):
 # ---- legal parameters ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", BOUNDED)
 def test_parameters_are_legal_after_every_step(name):
     from megatron import training as loop
 
@@ -103,7 +117,7 @@ def shards(name: str, count: int, **changes: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("sharing", ["model", "layer"])
-@pytest.mark.parametrize("name", INSERTED)
+@pytest.mark.parametrize("name", [name for name in LEARNED if name not in REPLICATED])
 def test_statistics_are_those_of_all_heads(monkeypatch, name, sharing):
     """Two shards: what each rank is told by `all_gather` stands in the other one's model."""
     changes = {"position_sharing": sharing, "attention_config": [[["attend"], "all"]]}
@@ -124,7 +138,7 @@ def test_statistics_are_those_of_all_heads(monkeypatch, name, sharing):
     pairs = list(zip(*(list(position_parameters(m)) for m in made), strict=True))
 
     def all_gather(parts, values, group):
-        (known,) = [pair for pair in pairs if torch.equal(pair[1], values)]
+        known = next(pair for pair in pairs if torch.equal(pair[1], values))
         for part, parameter in zip(parts, known, strict=True):
             part.copy_(parameter.detach())
 

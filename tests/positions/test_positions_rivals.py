@@ -1,0 +1,155 @@
+"""Against numbers of the methods' own public code: bias, output and every gradient, in float64.
+
+A file of `tests/goldens/rivals/` belongs to the method of its name. Its metadata holds the cases as JSON:
+set-up ("h4": batch 2 with 4 heads, "h12": batch 1 with 12 heads; 48 tokens, head size 16) and options.
+Tensors are named `CASE/...`: `param.NAME`, then what must come out: `out`, `grad.NAME` of sum(out * g),
+`bias` [H, 48, 48], `table` with its `distances`, `bias_rows` with the query positions `rows`.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from megatron_patches.attention import attend
+from megatron_patches.positions import build
+
+GOLDENS = Path(__file__).parents[1] / "goldens" / "rivals"
+HEADS = {"h4": 4, "h12": 12}
+LENGTH, HEAD_DIM = 48, 16
+
+
+def read(name: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    with safe_open(GOLDENS / f"{name}.safetensors", "pt") as file:
+        return file.metadata() or {}, {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+
+
+NAMES = sorted({file.stem for file in GOLDENS.glob("*.safetensors")} - {"inputs"})
+
+
+def cases_with(key: str) -> list[Any]:
+    """`(method, case)` of all cases whose golden holds `key`."""
+    return [
+        pytest.param(name, case, id=f"{name}-{case}")
+        for name in NAMES
+        for case in json.loads(read(name)[0]["cases"])
+        if f"{case}/{key}" in read(name)[1]
+    ]
+
+
+class Golden:
+    """One case: its inputs, what its authors' code returns, and our method with its parameters."""
+
+    def __init__(self, name: str, case: str) -> None:
+        metadata, tensors = read(name)
+        self.facts = json.loads(metadata["cases"])[case]
+        self.tolerance = float(metadata["tolerance"])
+        self.tensors = {
+            key.removeprefix(f"{case}/"): value
+            for key, value in tensors.items()
+            if key.startswith(f"{case}/")
+        }
+        heads = HEADS[self.facts["setup"]]
+        self.method = build(
+            name,
+            heads=heads,
+            head_dim=HEAD_DIM,
+            hidden_size=HEAD_DIM * heads,
+            **self.facts["options"],
+        ).to_float64_()
+        start = self.facts.get("params", case)
+        for key, parameter in self.method.named_parameters():
+            parameter.data.copy_(tensors[f"{start}/param.{key}"])
+
+    def inputs(self) -> dict[str, Tensor]:
+        inputs = read("inputs")[1]
+        found = {key: inputs[f"{self.facts['setup']}.{key}"].double() for key in "qkvg"}
+        if (
+            self.facts.get("channels") == "neighbours"
+        ):  # pairs (0, 1), (2, 3), ... against our halves
+            order = [*range(0, HEAD_DIM, 2), *range(1, HEAD_DIM, 2)]
+            found |= {key: found[key][..., order] for key in "qk"}
+        return found
+
+    def same(self, key: str, ours: Tensor) -> None:
+        expected = self.tensors[key].double()
+        if key in ("grad.q", "grad.k") and self.facts.get("channels") == "neighbours":
+            expected = expected[..., [*range(0, HEAD_DIM, 2), *range(1, HEAD_DIM, 2)]]
+        largest = expected.abs().max()
+        assert ours.shape == expected.shape and largest > 1e-3, key
+        error = (ours - expected).abs().max() / largest
+        assert error <= self.tolerance, (key, float(error))
+
+
+def shifted(bias: Tensor, own: Tensor) -> Tensor:
+    """Less its value at distance 0: a constant that softmax does not see, and codes choose freely."""
+    return bias - own
+
+
+def test_every_golden_has_its_method_and_says_where_it_is_from():
+    assert NAMES
+    for name in NAMES:
+        metadata, tensors = read(name)
+        assert metadata["source"]
+        cases = json.loads(metadata["cases"])
+        assert {key.partition("/")[0] for key in tensors} == set(cases)
+
+
+@pytest.mark.parametrize("impl", ["reference", "chunked"])
+@pytest.mark.parametrize(("name", "case"), cases_with("out"))
+def test_output_and_gradients(name, case, impl):
+    golden = Golden(name, case)
+    given = golden.inputs()
+    leaves = {key: given[key].requires_grad_() for key in "qkv"}
+    leaves |= dict(golden.method.named_parameters())
+    out = attend(given["q"], given["k"], given["v"], golden.method, impl=impl)
+    golden.same("out", out)
+    (out * given["g"]).sum().backward()
+    found = {key for key in golden.tensors if key.startswith("grad.")}
+    assert {f"grad.{key}" for key, _ in golden.method.named_parameters()} <= found
+    for key in found:
+        golden.same(key, leaves[key.removeprefix("grad.")].grad)
+
+
+@pytest.mark.parametrize(("name", "case"), cases_with("table"))
+def test_table(name, case):
+    golden = Golden(name, case)
+    distance, method = golden.tensors["distances"], golden.method
+    assert distance[0] == 0
+    golden.tensors["table"] = shifted(
+        golden.tensors["table"].double(), golden.tensors["table"][:, :1].double()
+    )
+    golden.same("table", shifted(method.bias(distance), method.bias(distance[:1])))
+    single = build(
+        method.name,
+        heads=method.heads,
+        head_dim=HEAD_DIM,
+        hidden_size=HEAD_DIM * method.heads,
+        **golden.facts["options"],
+    )
+    golden.same("table", shifted(single.bias(distance), single.bias(distance[:1])))
+
+
+@pytest.mark.parametrize(
+    ("name", "case", "key"),
+    [
+        pytest.param(*case.values, key, id=f"{case.id}-{key}")
+        for key in ("bias", "bias_rows")
+        for case in cases_with(key)
+    ],
+)
+def test_bias_of_whole_rows(name, case, key):
+    golden = Golden(name, case)
+    theirs = golden.tensors[key].double()
+    rows = golden.tensors.get("rows", torch.arange(LENGTH))
+    distance = rows[:, None] - torch.arange(theirs.shape[-1])
+    own = rows[None, :, None].expand(theirs.shape[0], -1, 1)
+    golden.tensors[key] = shifted(theirs, theirs.gather(2, own)) * (distance >= 0)
+    ours = golden.method.bias(distance.clamp(min=0), rows)
+    golden.same(key, shifted(ours, ours.gather(2, own)) * (distance >= 0))
