@@ -10,6 +10,8 @@ import hashlib
 import json
 import os
 import re
+import zipfile
+import zlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -34,6 +36,22 @@ def record(file: Path, *, sync: bool = False) -> Record:
             digest.update(block)
             size += len(block)
     return size, digest.hexdigest()
+
+
+def check_sums(file: Path) -> None:
+    """Compare what torch wrote with the sums that its writer took of it in memory.
+
+    `record` hashes what is there. Whatever changed between the two would be certified by it.
+
+    Raises ValueError with the file and the entry.
+    """
+    try:
+        with zipfile.ZipFile(file) as archive:
+            wrong = archive.testzip()
+    except (zipfile.BadZipFile, EOFError, NotImplementedError, zlib.error) as error:
+        raise ValueError(f"{file}: is not what was written: {error}") from error
+    if wrong is not None:
+        raise ValueError(f"{file}: is not what was written: {wrong} has another CRC-32")
 
 
 def files_of(folder: Path) -> list[Path]:

@@ -157,6 +157,8 @@ def _records(aside: Path) -> dict[str, manifest.Record]:
     def read() -> None:
         for file in manifest.files_of(aside)[rank::ranks]:
             found[file.name] = manifest.record(file, sync=True)
+            if file.suffix == ".pt":
+                manifest.check_sums(file)
 
     together(read)
     everyone: list[Any] = [found]

@@ -330,6 +330,32 @@ def test_a_full_disk(finished, config, tmp_path, monkeypatch, number, error):
     assert tools.losses(folder) == tools.losses(finished)
 
 
+@pytest.mark.parametrize("harm", ["bit", "half"])
+def test_what_changes_between_writing_and_hashing(finished, config, tmp_path, monkeypatch, harm):
+    """The hash alone would certify it: a disk that lies, or another program."""
+    folder = shutil.copytree(finished, tmp_path / "run")
+    original = manifest.record
+
+    def record(file, **options):
+        if file.suffix == ".pt" and file.parent.name == "writing-global_step9":
+            content = bytearray(file.read_bytes())
+            if harm == "bit":
+                content[len(content) // 3] ^= 8
+            else:
+                content[len(content) // 2 :] = bytes(len(content) - len(content) // 2)
+            file.write_bytes(content)
+        return original(file, **options)
+
+    monkeypatch.setattr(manifest, "record", record)
+    with pytest.raises(checkpoint.CheckpointError, match=r"\.pt: is not what was written: "):
+        train(config(**RUN))
+    assert whole_step(folder) == "global_step6"
+    assert {f.name for f in folder.glob("*global_step*")} == {"global_step3", "global_step6"}
+    monkeypatch.undo()
+    train(config(**RUN))
+    assert tools.losses(folder) == tools.losses(finished)
+
+
 def test_no_room_is_noticed_before_anything_is_written(finished, config, tmp_path, monkeypatch):
     """The last step tells how much is needed; before there is one, weights and moments do."""
     folder = shutil.copytree(finished, tmp_path / "run")
