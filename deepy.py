@@ -79,9 +79,9 @@ def launch_neox(options: argparse.Namespace, config: Config, hosts: dict[str, in
     """Hand the run to GPT-NeoX, patched, in a process of its own."""
     from megatron_patches import neox
     from megatron_patches.neox import handover
+    from megatron_patches.standalone.devices import use_cpu
     from megatron_patches.standalone.foreign import begin_neox_run, starting_step
     from megatron_patches.standalone.provenance import locked, write_text
-    from megatron_patches.standalone.runtime import use_cpu
 
     if hosts is None and JOB_HOSTFILE.exists():
         raise ConfigError(
@@ -155,10 +155,11 @@ def process_count(config: Config, hosts: dict[str, int] | None) -> int:
         return sum(config.num_gpus or slots for slots in hosts.values())
     if config.num_gpus is not None:
         return config.num_gpus
+    if config.distributed_backend == "gloo":
+        return 1
     import torch
 
-    on_gpus = config.distributed_backend != "gloo" and torch.cuda.is_available()
-    return torch.cuda.device_count() if on_gpus else 1
+    return torch.cuda.device_count() if torch.cuda.is_available() else 1
 
 
 def write_resolved(config: Config, worker: str) -> Path:
@@ -191,8 +192,8 @@ def start(
 
     SIGTERM and SIGUSR1 are handed on to the workers, which save and end with 75.
     """
+    from megatron_patches.standalone.devices import use_cpu
     from megatron_patches.standalone.launch import run
-    from megatron_patches.standalone.runtime import use_cpu
 
     if use_cpu(config):
         # On the CPU DeepSpeed offers one slot unless LOCAL_SIZE says otherwise.

@@ -1,10 +1,10 @@
 """Train with random kills, signals, full disks and damaged files; must end like an unbroken run.
 
-    python scripts/soak.py --minutes 60 --output results/soak
-
 Trains a small model through deepy.py, breaks it, starts the same command again, and checks after each
 fault what docs/reliability.md promises. The same call goes on with a soak that was stopped. The first broken
 promise ends it with exit code 1. `--table DIR` prints a finished soak as Markdown.
+
+Example: python scripts/soak.py --minutes 60 --output results/soak
 """
 
 from __future__ import annotations

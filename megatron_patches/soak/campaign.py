@@ -36,7 +36,7 @@ class Soak:
     """One soak in `work`, told in `output`/events.jsonl; the same call goes on with one that stopped.
 
     Args:
-        output: events.jsonl and summary.json.
+        output: events.jsonl.
         work: text, runs, what commands printed; tens of megabytes.
         minutes: of faults; the training is made long enough for them.
         seed: of the faults, the text and the model.

@@ -113,11 +113,16 @@ def stop_a_rank(scene: Scene) -> int:
 
 
 def fill_the_disk(scene: Scene) -> int:
-    """No room for the next checkpoint: the run says how much is missing and ends."""
+    """No room for the next checkpoint, or for the log before it: the run says which, and ends."""
     left = disk.fill(scene.course.place, scene.chance.choice([0, 1 << 14, 1 << 18]))
     scene.told = f"{left:,} bytes left"
     try:
-        return scene.ended(FAILED, "the disk is full", "make room")
+        code = scene.ended(FAILED, "error: ")
+        said = scene.start.said()
+        whole = "the disk is full" in said and "make room" in said
+        log = "No space left on device" in said and "log.jsonl" in said
+        require(whole or log, f"a full disk was not named: {scene.start.last_words()}")
+        return code
     finally:
         scene.start.destroy()
         disk.empty(scene.course.place)

@@ -116,7 +116,7 @@ def device_of(name: str | None, config: Config) -> str:
     """The device to work on. Raises ConfigError for one that is not here."""
     import torch
 
-    from megatron_patches.standalone.runtime import use_cpu
+    from megatron_patches.standalone.devices import use_cpu
 
     if name is None:
         return "cpu" if use_cpu(config) else "cuda"

@@ -47,9 +47,8 @@ def train_main(arguments: Sequence[str] | None = None) -> int:
             return 0
 
         try:
-            # A launcher answers the death of one rank with SIGTERM for the others within a second:
-            # what went wrong is said before that can end this one. Leaving the process group, which
-            # may wait for the dead, comes after.
+            # A launcher ends the other ranks a second after one has died: what went wrong is said
+            # before SIGTERM can end this one, and leaving the group may wait for the dead.
             with Signals() as signals:
                 return guarded(work, options.debug)
         finally:
@@ -297,7 +296,5 @@ def _prompts(options: argparse.Namespace) -> list[str]:
     elif options.prompt is None:
         found.append(sys.stdin.read())
     if not found or not all(found):
-        raise ConfigError(
-            "a prompt is empty: give --prompt TEXT, --prompts FILE.jsonl or standard input"
-        )
+        raise ConfigError("a prompt is empty: --prompt TEXT, --prompts FILE.jsonl, standard input")
     return found

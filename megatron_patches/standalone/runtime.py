@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from megatron_patches.standalone.devices import use_cpu
+
 if TYPE_CHECKING:
     from megatron_patches.config import Config
     from megatron_patches.standalone.links import Links
@@ -50,20 +52,6 @@ def _processor() -> str:
     except OSError:  # not Linux
         found = []
     return next(iter(found), "") or platform.processor() or platform.machine() or "unknown CPU"
-
-
-def use_cpu(config: Config) -> bool:
-    """gloo asks for the CPU, nccl for GPUs; otherwise a GPU is used where there is one."""
-    if config.distributed_backend == "gloo":
-        return True
-    if not torch.cuda.is_available():
-        if config.distributed_backend == "nccl":
-            raise RuntimeError(
-                f"{config.place('distributed_backend')} asks for nccl, but torch sees no GPU here; "
-                "add configs/cluster/cpu.yml, or run where there is one"
-            )
-        return True
-    return False
 
 
 def start(config: Config) -> World:

@@ -39,7 +39,7 @@ def save(engine: Any, folder: Path, step: int, client: dict[str, Any], keep: int
     needed = max(_least_bytes(engine), _bytes_of_latest(folder))
     try:
         together(lambda: _prepare(folder, step, needed))
-        with _failures(engine) as failed:
+        with _failures(engine) as (written, failed):
             engine.save_checkpoint(
                 str(folder), tag=aside.name, client_state=client, save_latest=False
             )
@@ -51,7 +51,7 @@ def save(engine: Any, folder: Path, step: int, client: dict[str, Any], keep: int
                         {"module": whole}, str(aside / "mp_rank_00_model_states.pt")
                     )
         together(lambda: _raise_first(failed))
-        records = _records(aside)
+        records = _records(aside, written)
         about = {key: value for key, value in client.items() if isinstance(value, int | str)}
         together(lambda: _publish(folder, aside, tag, records, about, keep))
     except (CheckpointError, OSError) as error:
@@ -124,9 +124,13 @@ def free_bytes(folder: Path) -> int:
 
 
 @contextmanager
-def _failures(engine: Any) -> Iterator[list[str]]:
-    """Collects what DeepSpeed's writer raises: a rank that left early would keep the others waiting."""
+def _failures(engine: Any) -> Iterator[tuple[set[str], list[str]]]:
+    """The names of the files that DeepSpeed's writer has written, and what it raised.
+
+    Collected: a rank that left early would keep the others waiting.
+    """
     writer, found = engine.checkpoint_engine, []
+    written: set[str] = set()
     original = writer.save
 
     def save(state_dict: Any, path: str) -> None:
@@ -134,12 +138,13 @@ def _failures(engine: Any) -> Iterator[list[str]]:
             return
         try:
             original(state_dict, path)
+            written.add(Path(path).name)
         except (OSError, RuntimeError) as error:  # torch's writer turns a full disk into the second
             found.append(f"{path}: cannot be written: {str(error).splitlines()[0]}")
 
     writer.save = save
     try:
-        yield found
+        yield written, found
     finally:
         del writer.save  # the class's own is in force again
 
@@ -149,8 +154,12 @@ def _raise_first(failed: list[str]) -> None:
         raise CheckpointError(failed[0])
 
 
-def _records(aside: Path) -> dict[str, manifest.Record]:
-    """All files, synchronised and read back, shared out over the ranks."""
+def _records(aside: Path, written: set[str]) -> dict[str, manifest.Record]:
+    """All files, synchronised and read back, shared out over the ranks.
+
+    Raises CheckpointError on all ranks when one that was `written` by any of them is not there: a
+    manifest without it would certify a step that cannot be resumed from.
+    """
     rank, ranks = _rank(), torch.distributed.get_world_size()
     found: dict[str, manifest.Record] = {}
 
@@ -161,11 +170,14 @@ def _records(aside: Path) -> dict[str, manifest.Record]:
                 manifest.check_sums(file)
 
     together(read)
-    everyone: list[Any] = [found]
+    everyone: list[Any] = [(found, written)]
     if ranks > 1:
         everyone = [None] * ranks
-        torch.distributed.all_gather_object(everyone, found)
-    return {name: entry for part in everyone for name, entry in part.items()}
+        torch.distributed.all_gather_object(everyone, (found, written))
+    records = {name: entry for part, _ in everyone for name, entry in part.items()}
+    if lost := set().union(*(names for _, names in everyone)) - set(records):
+        raise CheckpointError(f"{aside / min(lost)}: was written, and is gone")
+    return records
 
 
 # ---- after -----------------------------------------------------------------------------------

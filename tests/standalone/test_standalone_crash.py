@@ -356,6 +356,26 @@ def test_what_changes_between_writing_and_hashing(finished, config, tmp_path, mo
     assert tools.losses(folder) == tools.losses(finished)
 
 
+@pytest.mark.parametrize("name", ["mp_rank_00_model_states.pt", "zero_*_optim_states.pt"])
+def test_what_is_lost_between_writing_and_listing(finished, config, tmp_path, monkeypatch, name):
+    """A manifest of what is left would certify a step that cannot be resumed from."""
+    folder = shutil.copytree(finished, tmp_path / "run")
+    original = saving._records
+
+    def records(aside, *arguments):
+        next(aside.glob(name)).unlink()
+        return original(aside, *arguments)
+
+    monkeypatch.setattr(saving, "_records", records)
+    with pytest.raises(checkpoint.CheckpointError, match=r"_states\.pt: was written, and is gone"):
+        train(config(**RUN))
+    assert whole_step(folder) == "global_step6"
+    assert {f.name for f in folder.glob("*global_step*")} == {"global_step3", "global_step6"}
+    monkeypatch.undo()
+    train(config(**RUN))
+    assert tools.losses(folder) == tools.losses(finished)
+
+
 def test_no_room_is_noticed_before_anything_is_written(finished, config, tmp_path, monkeypatch):
     """The last step tells how much is needed; before there is one, weights and moments do."""
     folder = shutil.copytree(finished, tmp_path / "run")
