@@ -45,11 +45,10 @@ class Fire(PositionMethod):
         **common: Any,
     ) -> None:
         super().__init__(geometry, **common)
-        for key, value in (("width", width), ("initial_c", initial_c)):
+        options = {"width": width, "initial_c": initial_c, "initial_length": initial_length}
+        for key, value in options.items():
             if value <= 0:
                 raise ValueError(f"fire: {key}={value} must be positive")
-        if initial_length <= 0:
-            raise ValueError(f"fire: initial_length={initial_length} must be positive")
         self.width, self.initial_c = width, float(initial_c)
         self.initial_length = float(initial_length)
         self.c = nn.Parameter(torch.tensor([initial_c], dtype=torch.float32))
@@ -60,7 +59,8 @@ class Fire(PositionMethod):
             values = torch.rand(size, generator=generator, device="cpu", dtype=torch.float32)
             return nn.Parameter((values * 2 - 1) * limit)
 
-        # As PyTorch starts linear layers: uniform within 1 / sqrt(inputs).
+        # As PyTorch starts linear layers: uniform within 1 / sqrt(inputs). Modules without a forward:
+        # they only hold the listing's names.
         layers = nn.ModuleList([nn.Module(), nn.Identity(), nn.Module()])
         layers[0].weight = draw(width, 1, limit=1.0)
         layers[0].bias = draw(width, limit=1.0)

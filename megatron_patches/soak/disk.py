@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import subprocess
@@ -58,8 +59,9 @@ def fill(place: Path, spare: int) -> int:
             while free(place) > spare:
                 stream.write(block[: max(4096, min(len(block), free(place) - spare))])
                 os.fsync(stream.fileno())
-        except OSError:  # full
-            pass
+        except OSError as error:
+            if error.errno != errno.ENOSPC:  # full is what was wanted
+                raise
     return free(place)
 
 

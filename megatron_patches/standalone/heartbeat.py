@@ -135,7 +135,7 @@ class Heartbeat:
         if cut := self._cut_off():
             return {rank: {**second[rank], **state} for rank, state in cut.items()}
         stopped = {
-            rank: {**state, "is": "stopped, or its machine is gone"}
+            rank: {"is": "stopped, or its machine is gone", **state}
             for rank, state in second.items()
             if rank != self.rank and state.get("turns") == first.get(rank, {}).get("turns")
         }

@@ -71,7 +71,7 @@ def start(config: Config) -> World:
     os.environ.update(RANK=str(place.rank), WORLD_SIZE=str(place.size))
     os.environ.update(LOCAL_RANK=str(place.local_rank))
     deepspeed = import_deepspeed()
-    device = torch.device("cpu") if cpu else _gpu(place.local_rank)
+    device = torch.device("cpu") if cpu else _gpu(place)
     backend = config.distributed_backend or ("gloo" if cpu else "nccl")
     if not torch.distributed.is_initialized():
         _join(config, place, backend, device)
@@ -113,14 +113,14 @@ def _sharing() -> int:
     return _meeting.sharing if _meeting is not None else 1
 
 
-def _gpu(local_rank: int) -> torch.device:
-    """Slurm's --gpus-per-task shows each task its own GPU alone, as number 0."""
-    here = torch.cuda.device_count()
-    if local_rank >= here > 1:
+def _gpu(place: Placement) -> torch.device:
+    """The GPU of this rank; Slurm's --gpus-per-task shows each task its own alone, as number 0."""
+    here, number = torch.cuda.device_count(), place.local_rank
+    if number >= here and not (here == 1 and place.launcher == "srun"):
         raise RuntimeError(
-            f"rank {local_rank} of this host, which has {here} GPUs: start as many processes a host"
+            f"rank {number} of this host, which has {here} GPU(s): start as many processes a host"
         )
-    device = torch.device("cuda", local_rank if local_rank < here else 0)
+    device = torch.device("cuda", number if number < here else 0)
     torch.cuda.set_device(device)
     return device
 

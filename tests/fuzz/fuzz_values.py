@@ -18,7 +18,7 @@ NAMES = (
     *(
         "../outside",
         "../../outside/secret",
-        "/tmp/outside",
+        "/outside/x",
         "a/../../outside",
         "..",
         ".",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import standalone_tools as tools
 import torch
+import tracker_tools
 
 from megatron_patches.config import Config
 
@@ -69,3 +71,33 @@ def trained(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     from megatron_patches.standalone.train import train
 
     return train(tools.tiny(text, tmp_path_factory.mktemp("trained") / "run", train_iters=12))
+
+
+@pytest.fixture(scope="session")
+def finished(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with the steps 3 and 6 of 9; the last step was never reached. Tests copy it."""
+    from megatron_patches.standalone import saving
+    from megatron_patches.standalone.train import train
+
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    train(tools.tiny(text, folder, **tools.THREE_STEPS))
+    shutil.rmtree(folder / "global_step9")
+    saving.point_latest(folder, "global_step6")
+    return folder
+
+
+@pytest.fixture
+def no_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder of its own, and nothing of this machine's account with wandb."""
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in os.environ if name.startswith("WANDB_")]:
+        monkeypatch.delenv(name)
+    (tmp_path / "netrc").write_text("")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+
+
+@pytest.fixture
+def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+    """client(mischief) -> the file of what a stand-in for wandb gets."""
+    (tmp_path / "client").mkdir()
+    return lambda mischief="": tracker_tools.stand_in(tmp_path / "client", monkeypatch, mischief)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from data_prep.indexed import write_indexed
 from megatron_patches.config import Config, from_mapping
+from megatron_patches.standalone import manifest
 
 ROOT = Path(__file__).resolve().parents[2]
 # The whole set of reference files has more checkpoints than the repository holds (see its README).
@@ -50,6 +51,9 @@ TINY: dict[str, Any] = {
     "eval_lengths": [32, 64],
     "dataset": "toy",
 }
+
+# Steps 3, 6 and 9; with optimizer states in files of their own.
+THREE_STEPS = {"train_iters": 9, "checkpoint_factor": 3, "zero_optimization": {"stage": 1}}
 
 
 def write_text(
@@ -119,3 +123,14 @@ def clean_environment() -> dict[str, str]:
     left_out = {*names, "MASTER_ADDR", "MASTER_PORT", "PYTHONWARNINGS"}
     kept = {key: value for key, value in os.environ.items() if key not in left_out}
     return {**kept, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "WANDB_MODE": "offline"}
+
+
+def whole_step(folder: Path) -> str:
+    """The step that `latest` names, after its files were compared with its manifest."""
+    named = (folder / "latest").read_text()
+    records = manifest.read(folder / named)
+    assert records is not None
+    present = {file.name for file in (folder / named).iterdir()} - {manifest.NAME}
+    assert set(records) == present
+    assert not manifest.faults(folder / named, records, records)
+    return named

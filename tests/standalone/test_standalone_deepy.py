@@ -107,7 +107,7 @@ def test_the_folder_of_configurations_as_in_neox(file, tmp_path, monkeypatch, wi
 
 
 def test_the_worker_is_one_of_three(file, capsys):
-    for worker in ("pretrain.py", "/tmp/train.py", "../train.py"):
+    for worker in ("pretrain.py", "/elsewhere/train.py", "../train.py"):
         assert deepy.main([worker, str(file)]) == 2
         assert "the workers are train.py, eval.py, generate.py" in capsys.readouterr().err
 

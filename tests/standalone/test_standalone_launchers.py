@@ -164,9 +164,13 @@ def test_a_task_that_sees_its_own_gpu_alone(monkeypatch):
     monkeypatch.setattr(torch.cuda, "set_device", taken.append)
     for here, local_rank, index in ((1, 0, 0), (1, 3, 0), (4, 3, 3)):
         monkeypatch.setattr(torch.cuda, "device_count", lambda here=here: here)
-        assert runtime._gpu(local_rank) == torch.device("cuda", index) == taken[-1]
-    with pytest.raises(RuntimeError, match="rank 4 of this host, which has 4 GPUs"):
-        runtime._gpu(4)
+        place = Placement("srun", local_rank=local_rank)
+        assert runtime._gpu(place) == torch.device("cuda", index) == taken[-1]
+    with pytest.raises(RuntimeError, match=r"rank 4 of this host, which has 4 GPU\(s\)"):
+        runtime._gpu(Placement("srun", local_rank=4))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(RuntimeError, match=r"rank 1 of this host, which has 1 GPU\(s\)"):
+        runtime._gpu(Placement("RANK/WORLD_SIZE", local_rank=1))  # not two ranks on one GPU
 
 
 # ---- the real programs -----------------------------------------------------------------------

@@ -363,6 +363,13 @@ def test_a_dead_process_and_a_stopped_one(tmp_path):
     assert all("stopped, or its machine is gone" in line for line in heart.gone())
 
 
+def test_a_rank_that_never_wrote_is_not_called_stopped(tmp_path):
+    """As on a full disk, where no heartbeat can be written."""
+    heart = Heartbeat(tmp_path, 0, 2, 0.05, lambda *_: "")
+    (line,) = heart.gone()
+    assert line.startswith("rank 1 (process ? on ?) is without a sign of life, last seen starting")
+
+
 def test_a_process_that_is_gone_only_when_asked_again(tmp_path, monkeypatch):
     """The kernel closes what a killed process held before the process counts as dead."""
     heart = Heartbeat(tmp_path, 0, 2, 0.1, lambda *_: "")

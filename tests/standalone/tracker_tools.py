@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import json
 import struct
+import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+from megatron_patches.config import Config, dump
+from megatron_patches.standalone.watch import Watch
 
 # CALLS and MISCHIEF come from the environment: the module is imported in the tracker's own process.
 STAND_IN = """
@@ -98,3 +103,27 @@ def offline_records(file: Path) -> list[Any]:
             found.append(Record.FromString(parts))
             parts = b""
     return found
+
+
+def row(iteration: int, **more: Any) -> dict[str, Any]:
+    speed = {"tokens_per_second": 10.0, "steps_per_second": 1.0}
+    return {"iteration": iteration, "lm_loss": 1 / iteration, **speed, "consumed_sha": "a", **more}
+
+
+def session(config: Config, after: int, rows: Iterable[dict[str, Any]]) -> float:
+    """One session of a run that logs these rows; returns the longest time that a row took, seconds."""
+    folder = config.save_dir
+    folder.mkdir(exist_ok=True)
+    (folder / "config.yml").write_text(dump(config))
+    watch, longest = Watch(config, folder, after), 0.0
+    for one in rows:
+        begun = time.perf_counter()
+        watch.step(one, show="lm_loss" in one)
+        longest = max(longest, time.perf_counter() - begun)
+    watch.close()
+    return longest
+
+
+def steps(file: Path) -> list[int]:
+    """The steps that the stand-in was told, in their order."""
+    return [call["step"] for call in calls(file) if "step" in call]
