@@ -30,8 +30,9 @@ from megatron_patches.standalone.members import (
     missing,
 )
 from megatron_patches.standalone.placement import PlaceError, Placement
-from megatron_patches.standalone.store import GRACE, connect
+from megatron_patches.standalone.store import GRACE, connect, of_an_agent
 
+MEETING = "meeting"  # key of the name of the newest one
 FOLDER_SECONDS = 30.0  # until a file of another host is seen, which network file systems may delay
 
 
@@ -54,9 +55,9 @@ def meet(config: Config, place: Placement, backend: str) -> Meeting:
     address, interface = _own_address(place, backend)
     links = Links(address)
     try:
-        store = connect(place, config.join_seconds)
+        whole = connect(place, config.join_seconds)
         own = introduce(config, place, address, links.door)
-        members = (_lead if place.rank == 0 else _follow)(store, own, config)
+        members, store = (_lead if place.rank == 0 else _follow)(whole, own, config)
         links.know([m.peer() for m in members], address)
         _check_links(links, own, interface)
     except BaseException:
@@ -95,8 +96,15 @@ def _own_address(place: Placement, backend: str) -> tuple[str, str]:
 # ---- the roll --------------------------------------------------------------------------------
 
 
-def _lead(store: Any, own: Member, config: Config) -> list[Member]:
-    """Rank 0: wait for the others, compare, and tell all of them the verdict."""
+def _lead(whole: Any, own: Member, config: Config) -> tuple[list[Member], Any]:
+    """Rank 0: wait for the others, compare, and tell all of them the verdict.
+
+    A store of torchrun's agent outlives the processes that it starts again, and agents count their
+    restarts each on its own. So rank 0 names every meeting, and what an earlier one left is not read.
+    """
+    name = secrets.token_hex(8)
+    store = torch.distributed.PrefixStore(name, whole)
+    whole.set(MEETING, name)
     members, fault = _call(store, own, config.join_seconds)
     token: str | None = None
     folder = config.save_dir
@@ -117,7 +125,7 @@ def _lead(store: Any, own: Member, config: Config) -> list[Member]:
     finally:
         if token is not None:
             (folder / token).unlink(missing_ok=True)
-    return members
+    return members, store
 
 
 def _call(store: Any, own: Member, seconds: float) -> tuple[list[Member], str | None]:
@@ -168,23 +176,11 @@ def _error(fault: str) -> Exception:
     return ConfigError(text) if kind == "config" else RuntimeError(text)
 
 
-def _follow(store: Any, own: Member, config: Config) -> list[Member]:
+def _follow(whole: Any, own: Member, config: Config) -> tuple[list[Member], Any]:
     """Every other rank: say who it is, and hear the verdict."""
     seconds = config.join_seconds + GRACE
-
-    def ask() -> dict[str, Any]:
-        if store.add(f"claim{own.rank}", 1) > 1:
-            raise PlaceError(
-                f"two processes call themselves rank {own.rank} of {own.size}, one of them on "
-                f"{own.host}: number all ranks from 0, each once"
-            )
-        store.set(f"member{own.rank}", json.dumps(asdict(own)))
-        store.wait(["verdict"], timedelta(seconds=seconds))
-        verdict: dict[str, Any] = json.loads(store.get("verdict"))
-        store.set(f"heard{own.rank}", "")
-        return verdict
-
-    verdict = _from_rank_0(ask, own, seconds)
+    verdict, store = _from_rank_0(lambda: _ask(whole, own, seconds), own, seconds)
+    store.set(f"heard{own.rank}", "")
     if verdict["fault"] is not None:
         raise _error(verdict["fault"])
     if verdict["size"] != own.size:
@@ -194,7 +190,38 @@ def _follow(store: Any, own: Member, config: Config) -> list[Member]:
         )
     if verdict["token"] is not None:
         _look(store, own, config.save_dir / verdict["token"])
-    return [Member(**member) for member in verdict["members"]]
+    return [Member(**member) for member in verdict["members"]], store
+
+
+def _ask(whole: Any, own: Member, seconds: float) -> tuple[dict[str, Any], Any]:
+    """Rank 0's verdict, in the store of its meeting.
+
+    The meeting that is found first may be one that ended before torchrun started all ranks again: its
+    verdict does not know this process. Then a newer one is waited for.
+    """
+    name, claims, since = b"", 0, time.monotonic()
+    end, patience = since + seconds, GRACE if of_an_agent() else 0.0
+    while time.monotonic() < end:
+        if whole.check([MEETING]) and (newest := whole.get(MEETING)) != name:
+            name, since = newest, time.monotonic()
+            store = torch.distributed.PrefixStore(name.decode(), whole)
+            claims = store.add(f"claim{own.rank}", 1)
+            if claims == 1:
+                store.set(f"member{own.rank}", json.dumps(asdict(own)))
+        waited = time.monotonic() - since >= patience
+        if claims > 1 and waited:
+            raise PlaceError(
+                f"two processes call themselves rank {own.rank} of {own.size}, one of them on "
+                f"{own.host}: number all ranks from 0, each once"
+            )
+        if claims == 1 and store.check(["verdict"]):
+            verdict: dict[str, Any] = json.loads(store.get("verdict"))
+            known = {(m["rank"], m["host"], m["process"]) for m in verdict["members"]}
+            unfit = verdict["fault"] is not None or verdict["size"] != own.size
+            if (own.rank, own.host, own.process) in known or (unfit and waited):
+                return verdict, store
+        time.sleep(0.02)
+    raise torch.distributed.DistStoreError("no verdict")
 
 
 def _from_rank_0(ask: Callable[[], Any], own: Member, seconds: float) -> Any:

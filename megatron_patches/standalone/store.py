@@ -23,8 +23,7 @@ def connect(place: Placement, seconds: float) -> Any:
 
     Raises RuntimeError when the port is in use, or rank 0 is not there within `seconds`.
     """
-    agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    leads = place.rank == 0 and not agent
+    leads = place.rank == 0 and not of_an_agent()
     end = time.monotonic() + seconds
     if not leads:
         _wait_for_listener(place, seconds, end)
@@ -53,8 +52,12 @@ def connect(place: Placement, seconds: float) -> Any:
             f"{place.port} (MASTER_ADDR, MASTER_PORT) is not rank 0 of a run: another program's port? "
             f"Choose another one for all ranks ({text.splitlines()[0]})"
         ) from error
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return torch.distributed.PrefixStore(f"attempt{attempt}", store)
+    return torch.distributed.PrefixStore("run", store)
+
+
+def of_an_agent() -> bool:
+    """Whether the store is torchrun's, and outlives the processes that its agents start again."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 def _wait_for_listener(place: Placement, seconds: float, end: float) -> None:

@@ -208,23 +208,38 @@ def two_ranks(text, tmp_path_factory) -> list[float]:
     return tools.losses(folder / "run")
 
 
-def test_torchrun_with_two_agents(file, tmp_path, two_ranks):
-    """Two agents of one process each, as on two hosts, that meet by torchrun's own rendezvous."""
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2"]
-    torchrun += ["--nproc_per_node", "1", "--rdzv_backend", "c10d", "--rdzv_id", "toy"]
-    torchrun += [
-        "--rdzv_endpoint",
-        f"127.0.0.1:{launching.free_port()}",
-        "--local_addr",
-        "127.0.0.1",
-    ]
-    command = [*torchrun, "train.py", file("torchrun")]
-    options = {"cwd": tools.ROOT, "env": launching.environment(), "text": True}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+def torchrun(program: str, path: str, restarts: int) -> list[str]:
+    """What two agents of one process each said, as on two hosts that meet by torchrun's rendezvous."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2"]
+    command += ["--nproc_per_node", "1", "--max_restarts", str(restarts), "--rdzv_backend", "c10d"]
+    command += ["--rdzv_endpoint", f"127.0.0.1:{launching.free_port()}"]
+    command += ["--rdzv_id", "toy", "--local_addr", "127.0.0.1", program, path]
+    # With the handler a process that C++ aborts shows what its Python threads were doing.
+    options = {"cwd": tools.ROOT, "env": launching.environment(PYTHONFAULTHANDLER="1")}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     agents = [subprocess.Popen(command, **options, **pipes) for _ in range(2)]
-    shown = [agent.communicate(timeout=240)[0] for agent in agents]
-    assert [agent.returncode for agent in agents] == [0, 0], shown
+    said = [agent.communicate(timeout=240)[0] for agent in agents]
+    codes = [agent.returncode for agent in agents]
+    if codes != [0, 0]:
+        pytest.fail(f"exit codes {codes}\n" + "\n---- the other agent ----\n".join(said))
+    return said
+
+
+def test_torchrun_with_two_agents(file, tmp_path, two_ranks):
+    """With one restart, as a user would give: once in some 300 starts torch's C++ aborted a process."""
+    said = torchrun("train.py", file("torchrun", checkpoint_factor=2), restarts=1)
+    if "exitcode: -6" in "".join(said):
+        print("\n---- the other agent ----\n".join(said), file=sys.__stderr__)
     assert tools.losses(tmp_path / "torchrun") == two_ranks
+
+
+def test_torchrun_starts_an_aborted_rank_again(file, tmp_path, two_ranks):
+    """Both agents start their processes anew, which go on from the last checkpoint."""
+    worker = "tests/standalone/standalone_abort_once.py"
+    said = torchrun(worker, file("again", checkpoint_factor=2), restarts=1)
+    assert "exitcode: -6" in "".join(said)
+    assert "continues at iteration 2" in "".join(said)
+    assert tools.losses(tmp_path / "again") == two_ranks
 
 
 @pytest.mark.skipif(

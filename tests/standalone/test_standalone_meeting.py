@@ -5,9 +5,11 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 import standalone_launching as launching
+import torch
 import yaml
 
 from megatron_patches.config import ConfigError
@@ -173,6 +175,46 @@ def test_two_processes_of_the_same_number(together):
     found = together((0, 3, {}), (1, 3, {}), (1, 3, {}))
     assert any("two processes call themselves rank 1 of 3" in str(error) for error in found)
     assert "rank 2;" in str(found[0])
+
+
+def test_processes_that_torchrun_starts_again(config, monkeypatch):
+    """Its agents' store outlives them, and each agent counts its restarts alone: 1 here, 0 there."""
+    port = launching.free_port()
+    agents = torch.distributed.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+    assert agents.port == port
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", interfaces.toward("127.0.0.1")[0])
+    processes = iter(range(1, 99))
+    monkeypatch.setattr(
+        rendezvous, "introduce", lambda *a: replace(members.introduce(*a), process=next(processes))
+    )
+    found: list[object] = []
+
+    def one(rank: int, size: int) -> None:
+        try:
+            place = Placement("torchrun", rank, size, rank, "127.0.0.1", port)
+            meeting = rendezvous.meet(config("again", join_seconds=20), place, "gloo")
+            if rank == 0:
+                meeting.store.set("said", f"by rank 0 of {size}")
+            found.append(meeting.store.get("said").decode())
+        except (ConfigError, RuntimeError) as error:
+            found.append(error)
+
+    def attempt(*ranks: int) -> None:
+        """In the order in which they come."""
+        size = len(ranks)
+        threads = [threading.Thread(target=one, args=(rank, size)) for rank in ranks]
+        for thread in threads:
+            thread.start()
+            time.sleep(0.3)
+        for thread in threads:
+            thread.join(60)
+        assert found == [f"by rank 0 of {size}"] * size
+        found.clear()
+
+    attempt(0, 1)
+    attempt(1, 0)  # rank 1 finds the old verdict, and does not believe it
+    attempt(2, 1, 0)  # nor one for another number of processes
 
 
 @pytest.mark.parametrize("said", ["", "[]", '{"rank": 1}', '{"rank": 1, "colour": 2}'])
