@@ -160,13 +160,15 @@ class Soak:
             if reached >= course.iterations:
                 code = start.wait()
                 require(code == 0, f"the last start ended with code {code}: {start.last_words()}")
-                self.journal.write("finished", number=number, iteration=course.iterations)
-                return False
+                raise faults.TooLate
             start.wait_for(lambda: start.reached() >= reached, f"step {reached}")
             whole = standing(course.run)
             require(not whole.broken, f"checkpoints of a healthy run are broken: {whole.broken}")
             kind = self._draw(course, chance)
             code = kind(scene)
+        except faults.TooLate:
+            self.journal.write("finished", number=number, iteration=course.iterations)
+            return False
         finally:
             start.destroy()
         after = standing(course.run)

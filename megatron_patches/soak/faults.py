@@ -12,10 +12,14 @@ from pathlib import Path
 from megatron_patches.soak import damage, disk
 from megatron_patches.soak.course import STALL_SECONDS, Course
 from megatron_patches.soak.process import Start
-from megatron_patches.soak.promises import require
+from megatron_patches.soak.promises import require, standing
 
 FAILED, INTERRUPTED = 1, 75
 Fault = Callable[["Scene"], int]
+
+
+class TooLate(Exception):
+    """The training came to its end before the fault could reach it."""
 
 
 @dataclass
@@ -40,8 +44,13 @@ class Scene:
         return self.chance.randrange(self.course.processes)
 
     def ended(self, code: int, *words: str) -> int:
-        """Wait for the end; it must have this code, and say each of `words`."""
+        """Wait for the end; it must have this code, and say each of `words`.
+
+        Raises TooLate when the last step is saved whole: filling a disk takes seconds.
+        """
         found = self.start.wait()
+        if found == 0 and standing(self.run).step == self.course.iterations:
+            raise TooLate
         said = self.start.last_words()
         require(found == code, f"exit code {found} instead of {code}: {said}")
         for word in words:

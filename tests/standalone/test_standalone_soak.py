@@ -173,6 +173,17 @@ def test_another_exit_code_or_other_words(tmp_path):
     assert made.ended(1, "error: ") == 1
 
 
+def test_a_fault_that_comes_too_late(course, tmp_path):
+    """Filling a disk takes seconds, in which the last checkpoint is saved: but only if it is whole."""
+    made = scene(tmp_path, "")
+    made.course = course
+    with pytest.raises(faults.TooLate):
+        made.ended(1)
+    (course.run / "global_step30" / "manifest.json").unlink()
+    with pytest.raises(Broken, match="exit code 0 instead of 1"):
+        made.ended(1)
+
+
 def test_a_process_that_stays(tmp_path):
     child = "import time; time.sleep(600)"
     made = scene(
