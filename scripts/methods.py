@@ -25,7 +25,8 @@ HEADER = (
 FOOTER = (
     f"learned: numbers for {HEADS} heads of {HEAD_DIM}, trained on {LENGTH} tokens, in each layer or "
     "once for the model (`position_sharing` changes that)  \n"
-    "tier: the distance alone decides (table), or the query's position as well (positional)"
+    "tier: the distance alone decides (table), or the query's position as well (positional), or queries "
+    "and keys, too (content)"
 )
 
 

@@ -99,6 +99,12 @@ def _built(args: Any, ours: str) -> Iterator[str]:
     except (TypeError, ValueError) as error:
         yield str(error)
         return
+    if method.mixes_heads and args.model_parallel_size > 1:
+        yield (
+            f"model_parallel_size {args.model_parallel_size}: {ours} mixes the scores of all heads, "
+            "and each rank has some of them; set it to 1"
+        )
+        return
     alike = [key for key, _ in method.named_parameters() if method.head_dim_of[key] is None]
     if alike and args.model_parallel_size > 1:
         yield (

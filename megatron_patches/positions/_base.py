@@ -37,7 +37,7 @@ class PositionMethod(nn.Module):
     # Attribute of the layer's attention or of the embedding that holds the module in GPT-NeoX.
     module_name: ClassVar[str] = "position"
     sharing: ClassVar[Literal["model", "layer"]] = "model"
-    mixes_heads: ClassVar[bool] = False
+    mixes_heads: ClassVar[bool] = False  # `score` needs all heads of the model: no `head_range`
     cache: ClassVar[Literal["transformed", "raw"]] = "transformed"
     precisions: ClassVar[tuple[str, ...]] = ("exact",)
 
@@ -63,6 +63,11 @@ class PositionMethod(nn.Module):
         self.geometry = geometry
         self.heads, self.head_dim = geometry.heads, geometry.head_dim
         self.first_head, self.owned_heads = geometry.owned
+        if self.mixes_heads and self.owned_heads < self.heads:
+            raise ValueError(
+                f"{self.name} mixes the scores of all {self.heads} heads: it cannot own "
+                f"{self.owned_heads} of them; set model_parallel_size to 1"
+            )
         self.bounds = {}
         self.head_dim_of = {}
         self.precision = precision

@@ -29,7 +29,7 @@ from megatron_patches.standalone.model import GPT
 from megatron_patches.standalone.moments import Group, Moments, groups, optimizer_state
 from megatron_patches.standalone.neox_entries import entries
 from megatron_patches.standalone.provenance import write_text
-from megatron_patches.standalone.weights import CheckpointError, State, cut_dimension
+from megatron_patches.standalone.weights import CheckpointError, State, cut_dimension, position_key
 
 Layout = Literal["single", "layers"]
 DTYPES = {"fp32": torch.float32, "bfloat16": torch.bfloat16, "fp16": torch.float16}
@@ -61,8 +61,8 @@ def neox_config(config: Config, model: GPT, form: Form, folder: Path) -> Config:
     vocabulary itself, so `make_vocab_size_divisible_by` is changed where its padding could give
     other rows than are stored. `finetune` is set where NeoX can load weights only.
 
-    Raises ConfigError when heads, width or rows do not divide by the shards, or when the new
-    precision would change the function of the model.
+    Raises ConfigError when heads, width or rows do not divide by the shards, when the position method
+    needs all heads at once, or when the new precision would change the function of the model.
     """
     shards, shape = form.tensor_parallel, model.shape
     sizes = {
@@ -76,6 +76,11 @@ def neox_config(config: Config, model: GPT, form: Form, folder: Path) -> Config:
         raise ConfigError(
             f"{', '.join(uneven)}: not divisible by {shards} tensor-parallel shards; "
             f"choose --tensor-parallel {' or '.join(map(str, fitting))}"
+        )
+    if shards > 1 and model.position_method.mixes_heads:
+        raise ConfigError(
+            f"{model.position_method.name} mixes the scores of all heads, and each tensor-parallel "
+            "shard has some of them; choose --tensor-parallel 1"
         )
     if config.effective_precision != form.dtype and config.position_precision != "exact":
         raise ConfigError(
@@ -116,11 +121,10 @@ def whole(model: GPT, dtype: torch.dtype) -> State:
     Tensors of the position method stay float32, as in the model. Raises CheckpointError listing the
     tensors that are too large for `dtype`.
     """
-    name = model.position_method.module_name
     state: State = {}
     for key, tensor in model.state_dict().items():
-        position = key.rpartition(".")[0].endswith("." + name)
-        state[key] = tensor.detach().to("cpu", tensor.dtype if position else dtype)
+        own = position_key(model, key) is not None
+        state[key] = tensor.detach().to("cpu", tensor.dtype if own else dtype)
     broken = [key for key, tensor in state.items() if not torch.isfinite(tensor).all()]
     if broken:
         raise CheckpointError(

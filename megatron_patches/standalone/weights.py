@@ -191,12 +191,18 @@ def _translated(state: State) -> State:
 
 def cut_dimension(model: GPT, key: str) -> int | None:
     """The dimension along which tensor parallelism cuts the tensor `key`; None: whole everywhere."""
-    owner, _, leaf = key.rpartition(".")
-    if owner.endswith("." + model.position_method.module_name):
-        return model.position_method.head_dim_of.get(leaf)
+    own = position_key(model, key)
+    if own is not None:
+        return model.position_method.head_dim_of.get(own)
     if _CUT_ROWS.search(key):
         return 0
     return 1 if _CUT_COLUMNS.search(key) else None
+
+
+def position_key(model: GPT, key: str) -> str | None:
+    """The name within its position method of the tensor `key`; None: it belongs to no method."""
+    _, found, name = key.partition(f".{model.position_method.module_name}.")
+    return name if found else None
 
 
 def merge_shards(shards: list[State], model: GPT, source: str) -> State:

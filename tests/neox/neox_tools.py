@@ -32,9 +32,11 @@ INSERTED = [
     for name in positions.names()
     if name not in NATIVE or method_class(name).module_name == SLOT
 ]
-# NeoX's own attention cannot apply these to queries and keys: layers of type `attend` carry them.
+# NeoX's own attention cannot apply these to queries, keys or rows: layers of type `attend` carry them.
 ATTEND_ONLY = [
-    name for name in INSERTED if name not in NATIVE and overrides(method_class(name), "transform")
+    name
+    for name in INSERTED
+    if name not in NATIVE and overrides(method_class(name), "transform", "score")
 ]
 INSERTED = [name for name in INSERTED if name not in ATTEND_ONLY]
 PRODUCT = [name for name in INSERTED if overrides(method_class(name), "weight")]
@@ -56,7 +58,7 @@ def parameters_of(name: str) -> dict[str, int | None]:
 
 LEARNED = [name for name in INSERTED if parameters_of(name)]
 # Tensor-parallel ranks would each learn their own copy of some parameters.
-REPLICATED = [name for name in INSERTED if None in parameters_of(name).values()]
+REPLICATED = [n for n in [*INSERTED, *ATTEND_ONLY] if None in parameters_of(n).values()]
 
 
 def neox_modules() -> dict[str, ModuleType]:

@@ -114,10 +114,15 @@ def test_with_a_cache_the_queries_are_the_last_positions(name, queries):
 def test_what_only_such_layers_carry(name):
     """NeoX's own attention is refused for these, so `attend` by itself is what to compare with."""
     q, k, v = (random(LENGTH, 2, 4, 8, seed=seed) for seed in range(3))
-    layer = model(name, ATTEND).sequential[0].attention
+    made = model(name, ATTEND)
+    layer, longest = made.sequential[0].attention, made.neox_args.max_position_embeddings
     full = ~torch.ones(1, 1, LENGTH, LENGTH, dtype=torch.bool).tril()
+    method = positions.build(name, heads=4, head_dim=8, hidden_size=32, max_length=longest)
+    for parameter in method.parameters():  # some start as if there were no method
+        parameter.data += random(*parameter.shape, seed=3).abs()
+    if list(method.parameters()):
+        layer.rpe.load_state_dict(method.state_dict())
     found = layer.attention(q, k, v, None, full)
-    method = positions.build(name, heads=4, head_dim=8, hidden_size=32, max_length=LENGTH)
     q, k, v = (t.permute(1, 2, 0, 3) for t in (q, k, v))
     expected = attend(q, k, v, method, impl="reference")
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)

@@ -140,12 +140,23 @@ def test_any_validation_length_without_a_table(name):
     assert make_args(pos_emb=name, seq_length_val=4096, **carrying(name)).seq_length_val == 4096
 
 
-@pytest.mark.parametrize("name", REPLICATED)
+@pytest.mark.parametrize("name", [n for n in REPLICATED if not method_class(n).mixes_heads])
 def test_what_tensor_parallel_ranks_would_learn_apart(name):
-    message = refused(pos_emb=name, model_parallel_size=2)
+    message = refused(pos_emb=name, model_parallel_size=2, **carrying(name))
     alike = [key for key, dimension in parameters_of(name).items() if dimension is None]
     assert f"model_parallel_size 2: each rank would learn {', '.join(alike)} of {name}" in message
-    assert make_args(pos_emb=name, model_parallel_size=1).pos_emb == name
+    assert make_args(pos_emb=name, model_parallel_size=1, **carrying(name)).pos_emb == name
+
+
+MIXING = [name for name in positions.names() if method_class(name).mixes_heads]
+
+
+@pytest.mark.parametrize("name", MIXING)
+def test_what_needs_the_scores_of_all_heads(name):
+    message = refused(pos_emb=name, model_parallel_size=2, attention_config=ATTEND)
+    assert f"model_parallel_size 2: {name} mixes the scores of all heads" in message
+    assert "set it to 1" in message and "would learn" not in message
+    assert make_args(pos_emb=name, model_parallel_size=1, attention_config=ATTEND).pos_emb == name
 
 
 def test_all_problems_are_named_at_once():

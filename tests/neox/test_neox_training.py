@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from neox_tools import (
+    ATTEND_ONLY,
     INSERTED,
     LEARNED,
     LEARNS_ONCE,
@@ -14,7 +15,9 @@ from neox_tools import (
     REPLICATED,
     SLOT,
     Engine,
+    carrying,
     make_model,
+    parameters_of,
     random,
 )
 
@@ -26,7 +29,7 @@ from megatron_patches.training import position_state
 BOUNDED = [
     name
     for name in INSERTED
-    if name not in NATIVE and build(name, heads=2, head_dim=4, hidden_size=8).bounds
+    if name not in NATIVE and build(name, heads=2, head_dim=4, hidden_size=8, max_length=8).bounds
 ]
 
 pytestmark = pytest.mark.usefixtures("shared")
@@ -37,11 +40,12 @@ pytestmark = pytest.mark.usefixtures("shared")
 
 @pytest.mark.parametrize("sharing", ["model", "layer"])
 @pytest.mark.parametrize(("decay", "expected"), [(False, 0.0), (True, 0.1)])
-@pytest.mark.parametrize("name", LEARNED)
+@pytest.mark.parametrize("name", [*LEARNED, *(n for n in ATTEND_ONLY if parameters_of(n))])
 def test_position_parameters_are_the_last_group(name, decay, expected, sharing):
     from megatron.training import get_optimizer
 
-    made = make_model(name, position_weight_decay=decay, position_sharing=sharing, weight_decay=0.1)
+    changes = {"position_weight_decay": decay, "position_sharing": sharing, **carrying(name)}
+    made = make_model(name, weight_decay=0.1, **changes)
     groups = get_optimizer(made, made.neox_args)
     assert [group["name"] for group in groups[:-1]] == [
         "weight_decay_params",

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from megatron_patches.positions import PositionMethod, build, names
+from megatron_patches.positions import PositionMethod, build, method_class, names
 
 EVERY_KEY = {
     "alibi": {"slopes": [12]},
@@ -65,6 +65,11 @@ def test_any_number_of_heads(name, heads):
 @pytest.mark.parametrize("name", names())
 def test_head_ranges_concatenate_to_the_whole(name):
     whole = make(name, seed=5)
+    if whole.mixes_heads:
+        with pytest.raises(ValueError, match=f"{name} mixes the scores of all 12 heads.*5 of them"):
+            make(name, head_range=(0, 5))
+        make(name, head_range=(0, 12))
+        return
     parts = [make(name, seed=5, head_range=r) for r in ((0, 5), (5, 4), (9, 3))]
     assert set(whole.head_dim_of) == set(whole.state_dict())
     for key, value in whole.state_dict().items():
@@ -128,7 +133,33 @@ def test_matrix_equals_gathered_table(name):
         torch.testing.assert_close(values, table[:, distance])
 
 
-@pytest.mark.parametrize("name", names())
+CONTENT = [name for name in names() if method_class(name).tier == "content"]
+
+
+@pytest.mark.parametrize("name", CONTENT)
+def test_gradients_of_rewritten_scores(name):
+    """Of scores, queries and every number, filled where they start at zero."""
+    method, rows = make(name, 3).to_float64_(), torch.arange(5)
+    generator = torch.Generator().manual_seed(0)
+    scores, query, *filled = (
+        torch.randn(size, generator=generator, dtype=torch.float64).requires_grad_()
+        for size in ((2, 3, 5, 5), (2, 3, 5, 8), *(p.shape for p in method.parameters()))
+    )
+    for parameter, values in zip(method.parameters(), filled, strict=True):
+        parameter.data = values.detach().abs() * 0.5 + 0.1
+    distance = rows[:, None] - rows
+
+    def rewritten(scores: Tensor, query: Tensor, *_: Tensor) -> Tensor:
+        new = method.score(
+            scores, distance.clamp(min=0), rows, query_BHQD=query, visible_QK=distance >= 0
+        )
+        assert new.dtype == torch.float64 and new.shape == scores.shape
+        return new.masked_fill(distance < 0, 0.0)
+
+    assert torch.autograd.gradcheck(rewritten, (scores, query, *method.parameters()))
+
+
+@pytest.mark.parametrize("name", sorted(set(names()) - set(CONTENT)))
 def test_gradients_are_right_and_finite(name):
     method = make(name, 3).to_float64_()
     parameters = [p for key, p in method.named_parameters() if method.head_dim_of[key] is not None]

@@ -3,7 +3,8 @@
 A file of `tests/goldens/rivals/` belongs to the method of its name. Its metadata holds the cases as JSON:
 set-up ("h4": batch 2 with 4 heads, "h12": batch 1 with 12 heads; 48 tokens, head size 16) and options.
 Tensors are named `CASE/...`: `param.NAME`, then what must come out: `out`, `grad.NAME` of sum(out * g),
-`bias` [H, 48, 48], `table` with its `distances`, `bias_rows` with the query positions `rows`.
+`bias` [H, 48, 48], `table` with its `distances`, `bias_rows` with the query positions `rows`; of methods
+that rewrite scores `scores` and `weights` (after the softmax) [B, H, 48, 48], of the first samples.
 """
 
 from __future__ import annotations
@@ -153,3 +154,39 @@ def test_bias_of_whole_rows(name, case, key):
     golden.tensors[key] = shifted(theirs, theirs.gather(2, own)) * (distance >= 0)
     ours = golden.method.bias(distance.clamp(min=0), rows)
     golden.same(key, shifted(ours, ours.gather(2, own)) * (distance >= 0))
+
+
+def rewritten(golden: Golden) -> tuple[Tensor, Tensor]:
+    """Scores [B, H, 48, 48] after a method of tier "content", and who sees whom."""
+    given, method = golden.inputs(), golden.method
+    rows = torch.arange(LENGTH)
+    distance = rows[:, None] - rows
+    scores = method.score(
+        given["q"] @ given["k"].mT / HEAD_DIM**0.5,
+        distance.clamp(min=0),
+        rows,
+        query_BHQD=given["q"],
+        visible_QK=distance >= 0,
+    )
+    return scores, distance >= 0
+
+
+@pytest.mark.parametrize(("name", "case"), cases_with("weights"))
+def test_weights_of_whole_rows(name, case):
+    golden = Golden(name, case)
+    scores, visible = rewritten(golden)
+    weights = scores.masked_fill(~visible, -torch.inf).softmax(-1)
+    golden.same("weights", weights[: len(golden.tensors["weights"])])
+
+
+@pytest.mark.parametrize(("name", "case"), cases_with("scores"))
+def test_scores_of_whole_rows(name, case):
+    golden = Golden(name, case)
+    scores, visible = rewritten(golden)
+    theirs = golden.tensors["scores"].double()
+
+    def own(values: Tensor) -> Tensor:
+        return values.diagonal(dim1=-2, dim2=-1)[..., None]
+
+    golden.tensors["scores"] = shifted(theirs, own(theirs)) * visible
+    golden.same("scores", shifted(scores, own(scores)) * visible)

@@ -79,6 +79,11 @@ def test_to_two_shards_of_layers_and_back(golden, tmp_path):
 def test_every_method_is_cut_and_read_again(method, sharing, layout, tmp_path):
     model, config = a_model(pos_emb=method, position_sharing=sharing)
     adam = some_moments(model)
+    if model.position_method.mixes_heads:
+        with pytest.raises(ConfigError, match=f"{method} mixes .*choose --tensor-parallel 1"):
+            export.export(model, tmp_path, step=3, config=config, form=Form(layout, 4))
+        assert not list(tmp_path.iterdir())
+        return
     target = export.export(
         model, tmp_path, step=3, config=config, form=Form(layout, 4), moments=adam
     )
@@ -110,6 +115,15 @@ def test_shards_hold_no_more_than_their_part(tmp_path):
     target = export.export(model, tmp_path, step=1, config=config, form=Form("single", 4))
     for tensor in stored(target, 1)["module"].values():
         assert tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+
+
+def test_tensors_inside_a_network_of_the_method_are_its_own():
+    """By their names: cut along heads, and float32 in a bfloat16 file."""
+    model, _ = a_model(pos_emb="fire")
+    state = export.whole(model, torch.bfloat16)
+    key = "sequential.2.attention.rpe.mlp.2.weight"
+    assert state[key].dtype == torch.float32 and state[key].shape == (4, 32)
+    assert [shard[key].shape for shard in export.cut(state, model, 2)] == [(2, 32)] * 2
 
 
 def test_cutting_is_the_inverse_of_merging():
