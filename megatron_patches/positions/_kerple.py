@@ -42,7 +42,7 @@ class Kerple(PositionMethod):
     """
 
     module_name = "rpe"
-    precisions = ("exact", "as_published")
+    precisions: ClassVar[tuple[str, ...]] = ("exact", "as_published")
     numbers: ClassVar[dict[str, Number]] = {}
 
     def __init__(self, geometry: Geometry, *, init: str = "published", **common: Any) -> None:
@@ -52,7 +52,7 @@ class Kerple(PositionMethod):
         self.init = init
         generator = torch.Generator().manual_seed(geometry.seed)
         slopes = torch.tensor(alibi_slopes(self.heads), device="cpu", dtype=torch.float32)
-        for key, number in self.numbers.items():
+        for key, number in self.drawn().items():
             draw = torch.rand(self.heads, generator=generator, device="cpu", dtype=torch.float32)
             start = draw * number.draw
             if init == "alibi":
@@ -62,6 +62,10 @@ class Kerple(PositionMethod):
             self.bounds[key] = (LOWEST, number.highest)
             self.head_dim_of[key] = 0
         self.project_()
+
+    def drawn(self) -> dict[str, Number]:
+        """The numbers that this instance has."""
+        return self.numbers
 
     def legal(self, key: str, distance: Tensor) -> Tensor:
         """The parameter within its bounds, working dtype, shaped to broadcast as [H, *distance]."""

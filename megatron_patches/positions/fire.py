@@ -7,7 +7,6 @@ its last bias: a constant a head, which softmax does not see and Adam would stil
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 
 from megatron_patches.positions._base import PositionMethod
 from megatron_patches.positions._geometry import Geometry
+from megatron_patches.positions._perceptron import perceptron
 
 SMALLEST = 1e-6  # beside the normaliser
 
@@ -53,21 +53,9 @@ class Fire(PositionMethod):
         self.initial_length = float(initial_length)
         self.c = nn.Parameter(torch.tensor([initial_c], dtype=torch.float32))
         self.L_multiplier = nn.Parameter(torch.tensor([1.0], dtype=torch.float32))
-        generator = torch.Generator().manual_seed(geometry.seed)
-
-        def draw(*size: int, limit: float) -> nn.Parameter:
-            values = torch.rand(size, generator=generator, device="cpu", dtype=torch.float32)
-            return nn.Parameter((values * 2 - 1) * limit)
-
-        # As PyTorch starts linear layers: uniform within 1 / sqrt(inputs). Modules without a forward:
-        # they only hold the listing's names.
-        layers = nn.ModuleList([nn.Module(), nn.Identity(), nn.Module()])
-        layers[0].weight = draw(width, 1, limit=1.0)
-        layers[0].bias = draw(width, limit=1.0)
-        every = draw(self.heads, width, limit=1 / math.sqrt(width)).data
-        owned = every[self.first_head : self.first_head + self.owned_heads].clone()
-        layers[2].weight = nn.Parameter(owned)
-        self.mlp = layers.to(torch.get_default_device())
+        self.mlp = perceptron(geometry.seed, inputs=1, width=width, outputs=self.heads)
+        every = self.mlp.get_parameter("2.weight")
+        every.data = every[self.first_head : self.first_head + self.owned_heads].detach().clone()
         for key in ("c", "L_multiplier", "mlp.0.weight", "mlp.0.bias"):
             self.head_dim_of[key] = None
         self.head_dim_of["mlp.2.weight"] = 0

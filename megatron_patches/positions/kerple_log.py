@@ -21,8 +21,7 @@ class KerpleLog(Kerple):
 
     def bias(self, distance: Tensor, query_position: Tensor | None = None) -> Tensor:
         """-bias_p * log(1 + bias_a * d): fp32 [H, *distance.shape], 0 at d = 0, falling."""
-        inner = 1 + self.legal("bias_a", distance) * self.rounded(distance)
-        return self.result(-self.legal("bias_p", distance) * torch.log(inner))
+        return log_bias(self, distance)
 
     def closed_form(self) -> ClosedForm | None:
         """Kind "log"."""
@@ -30,3 +29,9 @@ class KerpleLog(Kerple):
             return None
         each_head = torch.empty(())
         return ClosedForm("log", self.legal("bias_p", each_head), self.legal("bias_a", each_head))
+
+
+def log_bias(kernel: Kerple, distance: Tensor) -> Tensor:
+    """The formula, for any method with these two numbers."""
+    inner = 1 + kernel.legal("bias_a", distance) * kernel.rounded(distance)
+    return kernel.result(-kernel.legal("bias_p", distance) * torch.log(inner))
