@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import math
 import operator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from megatron_patches.attention.gates import Gates
 from megatron_patches.attention.problem import Problem, Sight
 from megatron_patches.attention.selection import announce, choose, implementation
 from megatron_patches.positions import PositionMethod
@@ -30,6 +32,7 @@ def attend(
     key_padding_mask: Tensor | None = None,
     transformed: bool = False,
     eps: float = 0.0,
+    gates: tuple[Tensor, Tensor | None] | None = None,
 ) -> Tensor:
     """Causal softmax attention with a position method.
 
@@ -51,6 +54,8 @@ def attend(
         eps: far keys may be left out while they weigh less than this together, for every query; the
             output then differs by at most `2 * eps * max|v|`. 0 leaves out nothing. Saves time where
             a bias falls fast; implementations that cannot skip compute exactly.
+        gates: what `method.decay` made of the layer's input: log decays `[batch, heads, keys]` and
+            gains `[batch, heads, queries]` or None. Methods with gates need it, others refuse it.
 
     Returns:
         `[batch, heads, queries, head_dim]` in the dtype of `q`. Scores, tables and normalisation are
@@ -71,6 +76,7 @@ def attend(
     True
     """
     problem = _check(q, k, v, method, query_offset, window, key_padding_mask, eps)
+    problem = replace(problem, gates=_check_gates(problem, gates))
     # Autocast would round scores and tables inside the implementations, and only in some of them.
     with torch.autocast(q.device.type, enabled=False):
         return _run(problem, impl, transformed)
@@ -170,12 +176,35 @@ def _check(
 
 
 def _check_method(method: PositionMethod, q: Tensor) -> None:
-    """Hooks that attention does not call yet must not be dropped in silence."""
-    if type(method).decay is not PositionMethod.decay:
-        raise ValueError(f"{method.name} has gates (`decay`), which attention does not apply yet")
+    if method.gated and (method.rewrites_scores or method.tier != "content"):
+        raise ValueError(f"{method.name}: gates go with tier content, and without `score`")
     device = next((t.device for t in [*method.parameters(), *method.buffers()]), q.device)
     if device != q.device:
         raise ValueError(f"{method.name} is on {device}, q on {q.device}: move one of them")
+
+
+def _check_gates(problem: Problem, gates: tuple[Tensor, Tensor | None] | None) -> Gates | None:
+    method, q = problem.method, problem.q
+    if gates is None:
+        if method.gated:
+            raise ValueError(
+                f"{method.name} has gates: pass gates=method.decay(hidden), from the layer's input"
+            )
+        return None
+    if not method.gated:
+        raise ValueError(f"{method.name} has no gates, yet some were passed")
+    log_decay, gain = gates
+    for name, tensor, length in (
+        ("log decay", log_decay, problem.keys),
+        ("gain", gain, q.shape[2]),
+    ):
+        shape = (q.shape[0], q.shape[1], length)
+        if tensor is not None and (tensor.shape != shape or tensor.device != q.device):
+            raise ValueError(
+                f"gates: the {name} must be {shape} on {q.device}, got {_kind(tensor)}: "
+                "[batch, heads, keys], for the gain queries instead of keys"
+            )
+    return Gates.of(log_decay, gain, problem.sight.padding)
 
 
 def _integer(name: str, value: int | None) -> int | None:

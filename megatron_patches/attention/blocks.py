@@ -10,6 +10,7 @@ from torch import Tensor
 FORWARD_CHUNK = 256  # queries per call; larger chunks compute more of the masked future
 BACKWARD_CHUNK = 128
 FORWARD_BYTES = 1 << 21  # keys and values of the heads of one call should stay in the cache
+GATED_SCORES = 1 << 20  # floats in the masks of one such call where gates make one a sample
 LOG2E = 1.4426950408889634
 # Floats in one block of scores. On the CPU 1 MB, the second-level cache. Elsewhere the number of kernel
 # launches decides, not a cache: 512 MB take a training batch of 128 x 12 heads x 512 keys, or 8 heads of
@@ -40,6 +41,25 @@ def blocks(
             )
 
 
+def forward_blocks(
+    q: Tensor, keys: int, eps: float, *, gated: bool
+) -> Iterator[tuple[slice, slice]]:
+    """Slices of batch and heads for one call of the fused kernel; with gates each has a mask of its own."""
+    batch, heads = q.shape[0], q.shape[1]
+    samples, group = batch, FORWARD_BYTES // (2 * batch * keys * q.shape[3] * q.element_size())
+    if gated:
+        masks = max(1, GATED_SCORES // (FORWARD_CHUNK * keys))
+        samples = min(batch, masks)
+        group = masks // samples
+    group = 1 if eps else max(1, min(heads, group))
+    for first_sample in range(0, batch, samples):
+        for first_head in range(0, heads, group):
+            yield (
+                slice(first_sample, min(first_sample + samples, batch)),
+                slice(first_head, min(first_head + group, heads)),
+            )
+
+
 def probabilities(
     q_NCD: Tensor,
     kT_NDE: Tensor,
@@ -49,8 +69,11 @@ def probabilities(
     scale: float,
     samples: int,
 ) -> tuple[Tensor, Tensor | None]:
-    """Softmax of one chunk, `[samples, group, rows, keys]`, and its scaled scores where a factor acts."""
-    group, rows, width = bias_GCE.shape
+    """Softmax of one chunk, `[samples, group, rows, keys]`, and its scaled scores where a factor acts.
+
+    A bias of four dimensions, one for samples before the others, is overwritten.
+    """
+    group, rows, width = bias_GCE.shape[-3:]
     shape = (samples, group, rows, width)
     raw = None
     if weight_GCE is None:
@@ -76,6 +99,6 @@ def probabilities_again(
     is denormal, as it is for far keys under a steep bias; `exp2` is not.
     """
     scores = bias2_GCE - lse2_SGC1
-    flat = scores.view(-1, *bias2_GCE.shape[1:])
+    flat = scores.view(-1, *bias2_GCE.shape[-2:])
     flat.baddbmm_(q_NCD, kT_NDE, alpha=scale * LOG2E).exp2_()
     return scores

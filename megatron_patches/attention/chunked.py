@@ -14,12 +14,13 @@ from torch.autograd.function import once_differentiable
 
 from megatron_patches.attention.blocks import (
     BACKWARD_CHUNK,
-    FORWARD_BYTES,
     FORWARD_CHUNK,
     blocks,
+    forward_blocks,
     probabilities,
 )
 from megatron_patches.attention.chunked_backward import backward
+from megatron_patches.attention.gates import Gates, Place
 from megatron_patches.attention.hankel import View
 from megatron_patches.attention.problem import Problem, Sight
 from megatron_patches.attention.reach import first_keys
@@ -33,9 +34,9 @@ def refuses(problem: Problem) -> str | None:
 
 def run(problem: Problem) -> Tensor:
     """`out_BHQD` for every tier; no tensor of queries x keys exists at any time."""
-    if problem.method.tier != "table":
+    method, gates = problem.method, problem.gates
+    if method.tier == "positional" or method.rewrites_scores:
         return recomputed(problem, BACKWARD_CHUNK)
-    method = problem.method
     table_HL = method.table(problem.keys)
     if table_HL is None:
         table_HL = torch.zeros(problem.q.shape[1], problem.keys, device=problem.q.device)
@@ -48,6 +49,9 @@ def run(problem: Problem) -> Tensor:
         problem.v,
         table_HL.to(dtype),
         None if weight_HL is None else weight_HL.to(dtype),
+        None if gates is None else gates.total,
+        None if gates is None else gates.gain,
+        gates is not None and gates.falls,
         problem.scale,
         problem.sight,
     )
@@ -65,26 +69,30 @@ class _Chunked(torch.autograd.Function):
         v: Tensor,
         table_HL: Tensor,
         weight_HL: Tensor | None,
+        total_BHK: Tensor | None,
+        gain_BHQ: Tensor | None,
+        falls: bool,
         scale: float,
         sight: Sight,
     ) -> Tensor:
+        gates = None if total_BHK is None else Gates(total_BHK, gain_BHQ, falls)
         # torch's fused kernel reads the view as a mask. It knows neither a factor on the scores nor a
         # row without visible keys, and off the CPU it would copy the view and round it to q's dtype.
         fused = weight_HL is None and sight.padding is None and q.device.type == "cpu"
         lse_BHQ = None
         if fused:
             keep = any(ctx.needs_input_grad)
-            out, lse_BHQ = _fused_forward(q, k, v, table_HL, scale, sight, keep)
+            out, lse_BHQ = _fused_forward(q, k, v, table_HL, gates, scale, sight, keep)
         else:
-            out = _plain_forward(q, k, v, table_HL, weight_HL, scale, sight)
-        ctx.save_for_backward(q, k, v, table_HL, weight_HL, out, lse_BHQ)
-        ctx.scale, ctx.sight = scale, sight
+            out = _plain_forward(q, k, v, table_HL, weight_HL, gates, scale, sight)
+        ctx.save_for_backward(q, k, v, table_HL, weight_HL, total_BHK, gain_BHQ, out, lse_BHQ)
+        ctx.falls, ctx.scale, ctx.sight = falls, scale, sight
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, table_HL, weight_HL, out, lse_BHQ = ctx.saved_tensors
+        q, k, v, table_HL, weight_HL, total_BHK, gain_BHQ, out, lse_BHQ = ctx.saved_tensors
         needs = ctx.needs_input_grad
         grads = backward(
             q,
@@ -92,6 +100,7 @@ class _Chunked(torch.autograd.Function):
             v,
             table_HL,
             weight_HL,
+            None if total_BHK is None else Gates(total_BHK, gain_BHQ, ctx.falls),
             out,
             lse_BHQ,
             grad_out,
@@ -99,8 +108,14 @@ class _Chunked(torch.autograd.Function):
             ctx.sight,
             table_gradient=needs[3],
             weight_gradient=needs[4],
+            gate_gradient=needs[5] or needs[6],
         )
-        return (*(g if need else None for g, need in zip(grads, needs, strict=False)), None, None)
+        return (
+            *(g if need else None for g, need in zip(grads, needs, strict=False)),
+            None,
+            None,
+            None,
+        )
 
 
 # torch's fused CPU kernel gives the log-sum-exp only under its private name. Without it the backward
@@ -109,40 +124,46 @@ _WITH_LSE = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu
 
 
 def _fused_forward(
-    q: Tensor, k: Tensor, v: Tensor, table_HL: Tensor, scale: float, sight: Sight, keep: bool
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    table_HL: Tensor,
+    gates: Gates | None,
+    scale: float,
+    sight: Sight,
+    keep: bool,
 ) -> tuple[Tensor, Tensor | None]:
     """The output, and the log-sum-exp `[B, H, Q]` of every row if `keep` asks for it."""
-    heads, queries, keys = q.shape[1], q.shape[2], k.shape[2]
+    queries, keys = q.shape[2], k.shape[2]
     view = View(table_HL, min(FORWARD_CHUNK, queries), sight.window, float("-inf"))
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
     lse_BHQ = None
     if keep and _WITH_LSE is not None and q.dtype != torch.float64:
         lse_BHQ = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
-    per_head = 2 * q.shape[0] * keys * q.shape[3] * q.element_size()
-    first_key, group = first_keys(q, k, table_HL, None, scale, sight), 1
-    if not sight.eps:  # heads that look back differently far go one by one
-        group = max(1, min(heads, FORWARD_BYTES // per_head))
-    for first_head in range(0, heads, group):
-        some = slice(first_head, min(first_head + group, heads))
+    first_key = first_keys(q, k, table_HL, None, gates, scale, sight)
+    for some, group in forward_blocks(q, keys, sight.eps, gated=gates is not None):
         # contiguous: a transposed view would be copied again in every chunk
-        k_BGKD, v_BGKD = k[:, some].contiguous(), v[:, some].contiguous()
-        q_BGQD = q[:, some].flip(2).contiguous()  # flip keeps the order of the strides
+        k_SGKD, v_SGKD = k[some, group].contiguous(), v[some, group].contiguous()
+        q_SGQD = q[some, group].flip(2).contiguous()  # flip keeps the order of the strides
         for first in range(0, queries, FORWARD_CHUNK):
             last = min(first + FORWARD_CHUNK, queries)
-            start, end = first_key(first, last, some), sight.offset + last
-            mask = view.chunk(some, sight.offset + first, last - first, start, end)
+            start, end = first_key(first, last, group), sight.offset + last
+            mask = view.chunk(group, sight.offset + first, last - first, start, end)[None]
+            if gates is not None:
+                place = Place(some, group, sight.offset, queries, first, last, start, end)
+                mask = gates.chunk(place).added_to(mask[0])
             # The private kernel is wrong unless the last stride is 1, which the copies above ensure.
             part = (
-                q_BGQD[:, :, queries - last : queries - first],
-                k_BGKD[:, :, start:end],
-                v_BGKD[:, :, start:end],
+                q_SGQD[:, :, queries - last : queries - first],
+                k_SGKD[:, :, start:end],
+                v_SGKD[:, :, start:end],
             )
             if lse_BHQ is None or _WITH_LSE is None:
-                block = F.scaled_dot_product_attention(*part, attn_mask=mask[None], scale=scale)
+                block = F.scaled_dot_product_attention(*part, attn_mask=mask, scale=scale)
             else:
-                block, lse = _WITH_LSE(*part, 0.0, False, attn_mask=mask[None], scale=scale)
-                lse_BHQ[:, some, first:last] = lse.flip(2)
-            out[:, some, first:last] = block.flip(2)
+                block, lse = _WITH_LSE(*part, 0.0, False, attn_mask=mask, scale=scale)
+                lse_BHQ[some, group, first:last] = lse.flip(2)
+            out[some, group, first:last] = block.flip(2)
     return out, lse_BHQ
 
 
@@ -152,6 +173,7 @@ def _plain_forward(
     v: Tensor,
     table_HL: Tensor,
     weight_HL: Tensor | None,
+    gates: Gates | None,
     scale: float,
     sight: Sight,
 ) -> Tensor:
@@ -159,7 +181,7 @@ def _plain_forward(
     chunk = min(BACKWARD_CHUNK, queries)
     view = View(table_HL, chunk, sight.window, float("-inf"))
     weights = None if weight_HL is None else View(weight_HL, chunk, None, 0.0)
-    first_key = first_keys(q, k, table_HL, weight_HL, scale, sight)
+    first_key = first_keys(q, k, table_HL, weight_HL, gates, scale, sight)
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
     for some, heads in blocks(q.shape[0], q.shape[1], k.shape[2], sight.eps, q.device.type):
         samples, group = some.stop - some.start, heads.stop - heads.start
@@ -170,10 +192,14 @@ def _plain_forward(
             last = min(first + chunk, queries)
             rows, start, end = last - first, first_key(first, last, heads), sight.offset + last
             position = sight.offset + first
+            bias = view.chunk(heads, position, rows, start, end)
+            if gates is not None:
+                place = Place(some, heads, sight.offset, queries, first, last, start, end)
+                bias = gates.chunk(place).added_to(bias)
             p, _ = probabilities(
                 q_NQD[:, queries - last : queries - first],
                 kT_NDK[:, :, start:end],
-                view.chunk(heads, position, rows, start, end),
+                bias,
                 None if weights is None else weights.chunk(heads, position, rows, start, end),
                 None if sight.padding is None else sight.padding[some, start:end],
                 scale,

@@ -12,6 +12,7 @@ from megatron_patches.attention.blocks import (
     probabilities,
     probabilities_again,
 )
+from megatron_patches.attention.gates import Gates, Place
 from megatron_patches.attention.hankel import View, by_distance, diagonal_sums
 from megatron_patches.attention.problem import Sight
 from megatron_patches.attention.reach import first_keys
@@ -23,6 +24,7 @@ def backward(
     v: Tensor,
     table_HL: Tensor,
     weight_HL: Tensor | None,
+    gates: Gates | None,
     out: Tensor,
     lse_BHQ: Tensor | None,
     grad_out: Tensor,
@@ -31,16 +33,22 @@ def backward(
     *,
     table_gradient: bool,
     weight_gradient: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+    gate_gradient: bool,
+) -> tuple[Tensor | None, ...]:
+    """Gradients of q, k, v, table, weight, and of the gates' total and gain."""
     heads, queries, dim, keys = q.shape[1], q.shape[2], q.shape[3], k.shape[2]
     dtype, device, chunk = table_HL.dtype, q.device, min(BACKWARD_CHUNK, queries)
     unit = 1.0 if lse_BHQ is None else LOG2E
     view = View(table_HL * unit, chunk, sight.window, float("-inf"))
-    first_key = first_keys(q, k, table_HL, weight_HL, scale, sight)
+    first_key = first_keys(q, k, table_HL, weight_HL, gates, scale, sight)
     weights = None if weight_HL is None else View(weight_HL, chunk, None, 0.0)
     grad_q, grad_k, grad_v = (torch.empty_like(t) for t in (q, k, v))
     grad_view = torch.zeros(heads, keys + chunk, dtype=dtype, device=device)
     grad_weight_view = torch.zeros_like(grad_view)
+    grad_total = grad_gain = None
+    if gates is not None and gate_gradient:
+        grad_total = torch.zeros_like(gates.total)
+        grad_gain = None if gates.gain is None else torch.zeros_like(gates.gain)
 
     for some, group in blocks(q.shape[0], heads, keys, sight.eps, device.type):
         samples, count = some.stop - some.start, group.stop - group.start
@@ -70,6 +78,11 @@ def backward(
             w = None if weights is None else weights.chunk(group, position, rows, start, end)
             kT_NDE = k_NKD[:, start:end].transpose(1, 2)
             bias = view.chunk(group, position, rows, start, end)
+            gate = None
+            if gates is not None:
+                place = Place(some, group, sight.offset, queries, first, last, start, end)
+                gate = gates.chunk(place)
+                bias = gate.added_to(bias, unit)
             raw = None
             if lse_BHQ is None:
                 padding = None if sight.padding is None else sight.padding[some, start:end]
@@ -96,6 +109,8 @@ def backward(
                 )
             else:
                 grad_s = grad_p.view(p.shape).mul_(p)
+            if gate is not None and grad_total is not None:
+                gate.give_back(grad_s, grad_total, grad_gain)
             if w is not None and raw is not None:
                 if weight_gradient:
                     grad_raw = grad_s * w
@@ -117,4 +132,4 @@ def backward(
 
     grad_table = by_distance(grad_view, keys, sight.window) if table_gradient else None
     grad_weight = by_distance(grad_weight_view, keys, sight.window) if weight_gradient else None
-    return grad_q, grad_k, grad_v, grad_table, grad_weight
+    return grad_q, grad_k, grad_v, grad_table, grad_weight, grad_total, grad_gain

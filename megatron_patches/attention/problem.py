@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from megatron_patches.attention.gates import Gates
 from megatron_patches.positions import PositionMethod
 
 
@@ -34,6 +35,7 @@ class Problem:
     method: PositionMethod
     scale: float
     sight: Sight
+    gates: Gates | None = None
 
     @property
     def keys(self) -> int:
@@ -55,6 +57,7 @@ class Problem:
             or self.k.requires_grad
             or self.v.requires_grad
             or any(parameter.requires_grad for parameter in self.method.parameters())
+            or (self.gates is not None and self.gates.total.requires_grad)
         )
 
     def transform(self) -> Problem:
@@ -99,6 +102,7 @@ class Problem:
             k=self.k[:, :, start:end],
             v=self.v[:, :, start:end],
             sight=Sight(sight.offset + first - start, sight.window, padding, sight.eps),
+            gates=None if self.gates is None else self.gates.rows(first, last, start, end),
         )
 
 
@@ -131,7 +135,9 @@ def dense(problem: Problem, first_key: int = 0) -> Tensor:
     bias = method.bias(distance_QK, query_position_Q)
     if bias is not None:
         scores = scores + bias.to(dtype)
-    if method.tier == "content":
+    if problem.gates is not None:
+        scores = scores + problem.gates.term(sight.offset, problem.queries).to(dtype)
+    if method.rewrites_scores:
         scores = method.score(
             scores, distance_QK, query_position_Q, query_BHQD=q, visible_QK=visible
         )

@@ -123,9 +123,11 @@ class PositionMethod(nn.Module):
         return q, k
 
     def decay(self, hidden: Tensor) -> tuple[Tensor, Tensor | None] | None:
-        """Gates from the layer's input [B, L, C]: fp32 c [B, H, L] and a gain; None: no gates.
+        """Gates from the layer's input [B, L, C]: fp32 log decay [B, H, L], and a gain; None: no gates.
 
-        Attention adds gain_i * (c_i - c_j); a gain of None counts as 1.
+        Attention adds to the score of query i and key j gain_i * (sum of the log decays of the tokens
+        j+1 ... i); a gain of None counts as 1. A method with gates is of tier "content"; its `bias`
+        depends on the distance alone.
         """
         return None
 
@@ -150,6 +152,17 @@ class PositionMethod(nn.Module):
         return self.embed(x, positions)
 
     # ---- services --------------------------------------------------------------------------------
+
+    @property
+    def gated(self) -> bool:
+        """Whether attention must be given what `decay` returns."""
+        return type(self).decay is not PositionMethod.decay
+
+    @property
+    def rewrites_scores(self) -> bool:
+        """Whether `score` must be called: tier "content", unless the gates are all there is to it."""
+        own = type(self).score is not PositionMethod.score
+        return self.tier == "content" and (own or not self.gated)
 
     def can_read(self, length: int) -> None:
         """Return if an input of `length` tokens is possible.

@@ -25,15 +25,19 @@ from megatron_patches.standalone.shape import ModelShape, initialise, position_m
 
 @dataclass
 class Cache:
-    """Keys and values of the tokens read so far, one pair `[B, H, length, D]` a layer."""
+    """Keys and values of the tokens read so far, one pair `[B, H, length, D]` a layer.
+
+    Beside them the log decays `[B, H, length]` of methods with gates.
+    """
 
     keys: list[Tensor | None]
     values: list[Tensor | None]
+    log_decays: list[Tensor | None]
     length: int = 0
 
     @classmethod
     def empty(cls, layers: int) -> Cache:
-        return cls([None] * layers, [None] * layers)
+        return cls([None] * layers, [None] * layers, [None] * layers)
 
 
 class Embedding(nn.Module):
@@ -77,6 +81,7 @@ class Attention(nn.Module):
         q, k, v = qkv.permute(3, 0, 2, 1, 4).unbind(0)
         if cache is not None:
             q, k, v = self._extend(cache, method, q, k, v)
+        gates = self._gates(cache, method, x_BLC, last)
         if last is not None:
             q = q[:, :, -last:]
         o_BHLD = attend(
@@ -89,6 +94,7 @@ class Attention(nn.Module):
             window=shape.window,
             key_padding_mask=padding_BK,
             transformed=cache is not None and method.cache == "transformed",
+            gates=gates,
         )
         return self.dense(o_BHLD.transpose(1, 2).reshape(batch, q.shape[2], width))
 
@@ -105,6 +111,22 @@ class Attention(nn.Module):
             k, v = torch.cat([old_k, k], dim=2), torch.cat([old_v, v], dim=2)
         cache.keys[self.index], cache.values[self.index] = k, v
         return q, k, v
+
+    def _gates(
+        self, cache: Cache | None, method: PositionMethod, x_BLC: Tensor, last: int | None
+    ) -> tuple[Tensor, Tensor | None] | None:
+        """Log decays of all keys, and gains of the queries; a cache keeps the log decays."""
+        gates = method.decay(x_BLC)
+        if gates is None:
+            return None
+        log_decay, gain = gates
+        if cache is not None:
+            old = cache.log_decays[self.index]
+            log_decay = log_decay if old is None else torch.cat([old, log_decay], dim=2)
+            cache.log_decays[self.index] = log_decay
+        if gain is not None and last is not None:
+            gain = gain[:, :, -last:]
+        return log_decay, gain
 
 
 class MLP(nn.Module):

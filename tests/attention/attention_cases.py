@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from megatron_patches.attention import attend
+from megatron_patches import attention
 from megatron_patches.positions import Geometry, PositionMethod, build
 
 HEADS, HEAD_DIM = 3, 8
@@ -52,6 +52,21 @@ def tensors(
     lengths = (queries, *[queries if keys is None else keys] * 2)
     sizes = [(batch, heads, length, head_dim) for length in lengths]
     return [torch.randn(s, generator=generator, dtype=torch.float64).to(dtype) for s in sizes]
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, method: PositionMethod, **arguments: Any) -> Tensor:
+    """As the package's, with gates from an input that depends on the position, for methods that need it."""
+    if method.gated and "gates" not in arguments:
+        keys, width = k.shape[2], method.geometry.hidden_size
+        phase = torch.arange(keys, dtype=torch.float64)[:, None] * 0.7 + torch.arange(width) * 1.3
+        hidden = phase.sin().expand(q.shape[0], keys, width).to(q.device, k.dtype)
+        log_decay, gain = method.decay(hidden)
+        if gain is not None:
+            first = arguments.get("query_offset")
+            first = keys - q.shape[2] if first is None else first
+            gain = gain[:, :, first : first + q.shape[2]]
+        arguments["gates"] = (log_decay, gain)
+    return attention.attend(q, k, v, method, **arguments)
 
 
 def padding(batch: int, keys: int, sides: Sequence[int]) -> Tensor:

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import pytest
 import torch
-from attention_cases import ANYWHERE, HEAD_DIM, HEADS, assert_same, make, outcome, padding, tensors
+from attention_cases import (
+    ANYWHERE,
+    HEAD_DIM,
+    HEADS,
+    assert_same,
+    attend,
+    make,
+    outcome,
+    padding,
+    tensors,
+)
 from torch.utils.checkpoint import checkpoint
 
-from megatron_patches.attention import attend
 from megatron_patches.positions import names
 
 LEARNED = [

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from attention_cases import ANYWHERE, make, padding, tensors
+from attention_cases import ANYWHERE, attend, make, padding, tensors
 from safetensors.torch import load_file
 
-from megatron_patches.attention import attend
 from megatron_patches.positions import names
 
 GOLDENS = Path(__file__).parents[1] / "goldens" / "kernels"

@@ -6,8 +6,8 @@ import math
 
 import pytest
 import torch
+from attention_cases import attend
 
-from megatron_patches.attention import attend
 from megatron_patches.attention.problem import Sight
 from megatron_patches.attention.reach import Reach
 from megatron_patches.positions import build, names

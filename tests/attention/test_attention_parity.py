@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from attention_cases import assert_same, make, outcome, padding, tensors
+from attention_cases import assert_same, attend, make, outcome, padding, tensors
 
-from megatron_patches.attention import attend
 from megatron_patches.positions import names
 
 METHODS = [name for name in names() if make(name).place == "attention"]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from attention_cases import ANYWHERE, Counting, Slanted, make, outcome, padding, tensors
+from attention_cases import ANYWHERE, Counting, Slanted, attend, make, outcome, padding, tensors
 
-from megatron_patches.attention import IMPLEMENTATIONS, attend
+from megatron_patches import attention
+from megatron_patches.attention import IMPLEMENTATIONS
 from megatron_patches.positions import Geometry, PositionMethod, build, names
 
 ATTENTION = [name for name in names() if make(name).place == "attention"]
@@ -119,6 +120,17 @@ def test_the_future_has_exactly_no_weight(name, impl):
         assert torch.equal(changed[:, :, :place], whole[:, :, :place])
 
 
+@pytest.mark.parametrize("name", [name for name in ATTENTION if make(name).gated])
+def test_later_keys_do_not_show_where_faded_ones_are_left_out(name):
+    """A loud later key makes earlier queries of its chunk look further back: at weights of exactly 0."""
+    method, (q, k, v) = make(name), tensors(3000, dtype=torch.float32)
+    whole = attend(q, k, v, method, impl="chunked")
+    later_k = k.clone()
+    later_k[:, :, 2900:] = 1e4
+    changed = attend(q, later_k, v, method, impl="chunked")
+    assert torch.equal(changed[:, :, :2900], whole[:, :, :2900])
+
+
 @pytest.mark.parametrize("impl", ANYWHERE)
 def test_keys_outside_the_window_have_exactly_no_weight(impl):
     method, (q, k, v) = make("kerple_log"), tensors(300, dtype=torch.float32)
@@ -196,14 +208,18 @@ def test_the_default_dtype_does_not_matter():
 def test_a_method_with_gates_is_not_run_without_them():
     class Gated(PositionMethod):
         name = "gated"
+        tier = "content"
 
         def decay(self, hidden):
-            raise AssertionError("nobody calls it yet")
+            raise AssertionError("attention is given what it returns")
 
     method = Gated(Geometry(heads=2, head_dim=16, hidden_size=32))
     q = torch.randn(1, 2, 5, 16)
     with pytest.raises(ValueError, match="gated has gates"):
-        attend(q, q, q, method)
+        attention.attend(q, q, q, method)
+    Gated.tier = "table"
+    with pytest.raises(ValueError, match="gates go with tier content"):
+        attention.attend(q, q, q, method)
 
 
 @pytest.mark.parametrize(

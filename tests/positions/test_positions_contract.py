@@ -167,11 +167,20 @@ def test_gradients_are_right_and_finite(name):
     if not parameters:
         assert all(not values.requires_grad for values in outputs(method, distance))
         return
-    for values in outputs(method, distance):
+
+    def everything(method, distance, dtype):
+        hidden = torch.arange(2 * 5 * method.geometry.hidden_size, dtype=dtype).sin()
+        gates = method.decay(hidden.view(2, 5, -1)) or ()
+        return [*outputs(method, distance), *(values for values in gates if values is not None)]
+
+    for values in everything(method, distance, torch.float64):
         assert values.dtype == torch.float64
-    assert torch.autograd.gradcheck(lambda *_: tuple(outputs(method, distance)), parameters)
+    assert torch.autograd.gradcheck(
+        lambda *_: tuple(everything(method, distance, torch.float64)), parameters
+    )
     single = make(name, 3)
-    sum(values.sum() for values in outputs(single, torch.tensor([0, 16383]))).backward()
+    far = everything(single, torch.tensor([0, 16383]), torch.float32)
+    sum(values.sum() for values in far).backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in single.parameters())
 
 

@@ -4,7 +4,8 @@ A file of `tests/goldens/rivals/` belongs to the method of its name. Its metadat
 set-up ("h4": batch 2 with 4 heads, "h12": batch 1 with 12 heads; 48 tokens, head size 16) and options.
 Tensors are named `CASE/...`: `param.NAME`, then what must come out: `out`, `grad.NAME` of sum(out * g),
 `bias` [H, 48, 48], `table` with its `distances`, `bias_rows` with the query positions `rows`; of methods
-that rewrite scores `scores` and `weights` (after the softmax) [B, H, 48, 48], of the first samples.
+that rewrite scores `scores` and `weights` (after the softmax) [B, H, 48, 48], of the first samples;
+`log_gate` [B, H, 48] of the input `x`, `start.NAME` of a parameter before anything is loaded.
 """
 
 from __future__ import annotations
@@ -44,6 +45,12 @@ def cases_with(key: str) -> list[Any]:
     ]
 
 
+def cases_that_start(name: str) -> list[Any]:
+    """`(method, case)` of those whose golden holds start values."""
+    cases = {key.partition("/")[0] for key in read(name)[1] if "/start." in key}
+    return [pytest.param(name, case, id=f"{name}-{case}") for case in sorted(cases)]
+
+
 class Golden:
     """One case: its inputs, what its authors' code returns, and our method with its parameters."""
 
@@ -65,12 +72,14 @@ class Golden:
             **self.facts["options"],
         ).to_float64_()
         start = self.facts.get("params", case)
+        self.start = {k: p.detach().clone() for k, p in self.method.named_parameters()}
         for key, parameter in self.method.named_parameters():
-            parameter.data.copy_(tensors[f"{start}/param.{key}"])
+            if "out" in self.tensors or f"{start}/param.{key}" in tensors:
+                parameter.data.copy_(tensors[f"{start}/param.{key}"])
 
     def inputs(self) -> dict[str, Tensor]:
         inputs = read("inputs")[1]
-        found = {key: inputs[f"{self.facts['setup']}.{key}"].double() for key in "qkvg"}
+        found = {key: inputs[f"{self.facts['setup']}.{key}"].double() for key in "qkvgx"}
         if (
             self.facts.get("channels") == "neighbours"
         ):  # pairs (0, 1), (2, 3), ... against our halves
@@ -107,15 +116,30 @@ def test_every_golden_has_its_method_and_says_where_it_is_from():
 def test_output_and_gradients(name, case, impl):
     golden = Golden(name, case)
     given = golden.inputs()
-    leaves = {key: given[key].requires_grad_() for key in "qkv"}
+    leaves = {key: given[key].requires_grad_() for key in "qkvx"}
     leaves |= dict(golden.method.named_parameters())
-    out = attend(given["q"], given["k"], given["v"], golden.method, impl=impl)
+    gates = golden.method.decay(given["x"])
+    out = attend(given["q"], given["k"], given["v"], golden.method, impl=impl, gates=gates)
     golden.same("out", out)
     (out * given["g"]).sum().backward()
     found = {key for key in golden.tensors if key.startswith("grad.")}
     assert {f"grad.{key}" for key, _ in golden.method.named_parameters()} <= found
     for key in found:
         golden.same(key, leaves[key.removeprefix("grad.")].grad)
+
+
+@pytest.mark.parametrize(("name", "case"), cases_with("log_gate"))
+def test_log_decay(name, case):
+    golden = Golden(name, case)
+    log_decay, _ = golden.method.decay(golden.inputs()["x"])
+    golden.same("log_gate", log_decay)
+
+
+@pytest.mark.parametrize(("name", "case"), [c for n in NAMES for c in cases_that_start(n)])
+def test_start_values(name, case):
+    golden = Golden(name, case)
+    for key in (key for key in golden.tensors if key.startswith("start.")):
+        golden.same(key, golden.start[key.removeprefix("start.")])
 
 
 @pytest.mark.parametrize(("name", "case"), cases_with("table"))
