@@ -40,6 +40,12 @@ def problems(args: Any, ours: str | None, native: frozenset[str]) -> list[str]:
 
 
 def _attention_types(args: Any, method: type[PositionMethod], ours: str | None) -> Iterator[str]:
+    if method.decay is not PositionMethod.decay:
+        yield (
+            f"{ours} has gates from the layer's input, which no attention of GPT-NeoX is given; train it "
+            "with `--engine standalone`"
+        )
+        return
     for kind in sorted(kinds_of(args)):
         if kind == ATTEND:
             continue
@@ -53,8 +59,7 @@ def _attention_types(args: Any, method: type[PositionMethod], ours: str | None) 
 
 
 def _transforms(method: type[PositionMethod]) -> bool:
-    changed = method.transform is not PositionMethod.transform
-    return changed or method.decay is not PositionMethod.decay or method.place == "embedding"
+    return method.transform is not PositionMethod.transform or method.place == "embedding"
 
 
 def _score_scaling(args: Any) -> Iterator[str]:

@@ -38,7 +38,10 @@ ATTEND_ONLY = [
     for name in INSERTED
     if name not in NATIVE and overrides(method_class(name), "transform", "score")
 ]
-INSERTED = [name for name in INSERTED if name not in ATTEND_ONLY]
+# Needs the layer's input, which no attention of NeoX is given: refused.
+GATED = [name for name in INSERTED if overrides(method_class(name), "decay")]
+POSSIBLE = [name for name in positions.names() if name not in GATED]
+INSERTED = [name for name in INSERTED if name not in ATTEND_ONLY + GATED]
 PRODUCT = [name for name in INSERTED if overrides(method_class(name), "weight")]
 ADDED = [name for name in INSERTED if name not in PRODUCT]
 # Is shared by all layers unless asked otherwise, and has bounds.

@@ -6,7 +6,7 @@ import json
 from typing import Any, Literal, get_args, get_origin
 
 import pytest
-from neox_tools import ATTEND_ONLY, INSERTED, LEFT_OUT, NATIVE, carrying, make_args
+from neox_tools import ATTEND_ONLY, INSERTED, LEFT_OUT, NATIVE, POSSIBLE, carrying, make_args
 
 from megatron_patches import positions
 from megatron_patches.config.keys_own import Own
@@ -48,7 +48,7 @@ def test_the_tables_of_these_tests_are_whole():
     assert arguments.native() == NATIVE
 
 
-@pytest.mark.parametrize("name", [*positions.names(), *positions.aliases()])
+@pytest.mark.parametrize("name", [*POSSIBLE, *positions.aliases()])
 def test_every_method_and_alias_is_accepted_under_its_canonical_name(name):
     assert make_args(pos_emb=name, **carrying(name)).pos_emb == positions.resolve(name)
 
@@ -112,7 +112,7 @@ def test_plain_types_are_what_neox_can_check(key):
         assert plain is type(VALUES[key])
 
 
-@pytest.mark.parametrize("name", positions.names())
+@pytest.mark.parametrize("name", POSSIBLE)
 def test_whose_work_a_method_is(name):
     plain = make_args(pos_emb=name, **carrying(name))
     attend = make_args(pos_emb=name, attention_config=ATTEND)

@@ -10,6 +10,7 @@ from neox_tools import (
     ATTEND_ONLY,
     INSERTED,
     NATIVE,
+    POSSIBLE,
     PRODUCT,
     REPLICATED,
     SLOT,
@@ -38,7 +39,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "layer": {"position_sharing": "layer"},
 }
 # GPT-NeoX shares what is its own among all layers.
-CARRIED = [name for name in positions.names() if name not in ATTEND_ONLY]
+CARRIED = [name for name in POSSIBLE if name not in ATTEND_ONLY]
 CASES = [(n, v) for n in CARRIED for v in VARIANTS if v != "layer" or n in INSERTED]
 
 pytestmark = pytest.mark.usefixtures("shared")

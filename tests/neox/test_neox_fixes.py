@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from neox_tools import INSERTED, NATIVE, STUB, carrying, make_args, random
+from neox_tools import INSERTED, NATIVE, POSSIBLE, STUB, carrying, make_args, random
 
 from megatron_patches import positions
 from megatron_patches.neox import fixes, install
@@ -185,7 +185,7 @@ def test_nothing_to_train_is_refused_where_the_fix_is_off(clean):
         data_utils.build_train_valid_test_data_loaders(make_args(train_iters=0))
 
 
-@pytest.mark.parametrize("name", positions.names())
+@pytest.mark.parametrize("name", POSSIBLE)
 def test_a_checkpoint_may_have_another_longest_input_unless_a_table_holds_it(neox, name):
     from megatron import training
 

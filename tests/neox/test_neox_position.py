@@ -11,6 +11,7 @@ from neox_tools import (
     ADDED,
     INSERTED,
     LEARNED,
+    POSSIBLE,
     PRODUCT,
     gradients,
     leaf,
@@ -117,7 +118,7 @@ def test_scores_in_bfloat16_are_rounded_once(name):
     torch.testing.assert_close(found.double(), expected, rtol=2**-7, atol=1e-30)
 
 
-@pytest.mark.parametrize("name", positions.names())
+@pytest.mark.parametrize("name", POSSIBLE)
 def test_which_hooks_make_a_method_act_on_scores(name):
     acts = overrides(method_class(name), "bias", "weight", "score", "decay")
     assert position.acts_on_scores(method_class(name)) == acts
@@ -137,7 +138,7 @@ def test_a_method_of_tier_positional_is_asked_with_its_query_positions():
     assert torch.equal(out[1], torch.tensor([[-3.0, -1.5, 0, 0], [-6.0, -4.0, -2.0, 0]]))
 
 
-@pytest.mark.parametrize("name", sorted(set(positions.names()) - set(INSERTED)))
+@pytest.mark.parametrize("name", sorted(set(POSSIBLE) - set(INSERTED)))
 def test_nothing_to_add(name):
     method = positions.build(name, heads=2, head_dim=4, hidden_size=8, max_length=8)
     if method.table(4) is None:

@@ -8,9 +8,11 @@ import pytest
 from neox_tools import (
     ADDED,
     ATTEND_ONLY,
+    GATED,
     INSERTED,
     LEARNS_ONCE,
     NATIVE,
+    POSSIBLE,
     PRODUCT,
     REPLICATED,
     carrying,
@@ -26,10 +28,10 @@ from megatron_patches.positions import method_class
 ATTEND = [[["attend"], "all"]]
 MIXED = [[["attend", "global"], 1]]
 NEXT_STEP = "attention_config: [[[attend], all]]"
-OURS = [name for name in positions.names() if name not in NATIVE]
+OURS = [name for name in POSSIBLE if name not in NATIVE]
 ON_SCORES = [
     name
-    for name in positions.names()
+    for name in POSSIBLE
     if name in OURS or overrides(method_class(name), "bias", "weight", "score", "decay")
 ]
 BLIND = ("local", "sparse_fixed", "sparse_variable", "bigbird", "bslongformer")
@@ -123,7 +125,7 @@ def test_choices_that_neoxs_own_methods_do_not_have(name, changes, expected):
 
 LIMITED = [
     name
-    for name in positions.names()
+    for name in POSSIBLE
     if positions.build(name, heads=1, head_dim=2, hidden_size=2, max_length=8).max_length
 ]
 
@@ -135,7 +137,7 @@ def test_a_table_that_ends_before_the_validation_length(name):
     assert make_args(pos_emb=name, seq_length_val=64).seq_length_val == 64
 
 
-@pytest.mark.parametrize("name", sorted(set(positions.names()) - set(LIMITED)))
+@pytest.mark.parametrize("name", sorted(set(POSSIBLE) - set(LIMITED)))
 def test_any_validation_length_without_a_table(name):
     assert make_args(pos_emb=name, seq_length_val=4096, **carrying(name)).seq_length_val == 4096
 
@@ -148,7 +150,14 @@ def test_what_tensor_parallel_ranks_would_learn_apart(name):
     assert make_args(pos_emb=name, model_parallel_size=1, **carrying(name)).pos_emb == name
 
 
-MIXING = [name for name in positions.names() if method_class(name).mixes_heads]
+@pytest.mark.parametrize("name", GATED)
+def test_what_needs_the_input_of_the_layer(name):
+    for changes in ({}, {"attention_config": ATTEND}):
+        message = refused(pos_emb=name, **changes)
+        assert f"{name} has gates from the layer's input" in message and message.count("\n") == 1
+
+
+MIXING = [name for name in POSSIBLE if method_class(name).mixes_heads]
 
 
 @pytest.mark.parametrize("name", MIXING)
@@ -168,7 +177,7 @@ def test_all_problems_are_named_at_once():
     assert all(f"\n  {key}" in message for key in keys) and message.count("\n") == len(keys)
 
 
-@pytest.mark.parametrize("name", positions.names())
+@pytest.mark.parametrize("name", POSSIBLE)
 @pytest.mark.parametrize(
     "changes",
     [
@@ -208,7 +217,6 @@ def test_methods_that_do_not_touch_the_scores_go_with_any_layer(name, kind):
         ({}, None),
         ({"tier": "content"}, "rewrites whole rows of scores"),
         ({"transform": lambda self, q, k, positions, **_: (q, k)}, "NeoX would not apply"),
-        ({"decay": lambda self, hidden: None}, "NeoX would not apply"),
         ({"place": "embedding"}, "NeoX would not apply"),
     ],
 )
