@@ -61,11 +61,19 @@ def compute(name: str, impl: str, case: Case, device: str) -> list[torch.Tensor]
     method = method_of(name).to(device)
     if case.dtype == torch.float64:
         method.to_float64_()
+    hidden = torch.randn(1, LENGTH, HEADS * DIM, generator=generator).to(device, case.dtype)
+
+    def gates() -> tuple[torch.Tensor, torch.Tensor | None] | None:
+        found = method.decay(hidden)
+        if found is None or found[1] is None:
+            return found
+        return found[0], found[1][:, :, -case.queries :]
+
     if not case.gradients:
         with torch.no_grad():
-            return [attend(*qkv, method, impl=impl)]
+            return [attend(*qkv, method, impl=impl, gates=gates())]
     leaves = [t.requires_grad_() for t in qkv] + list(method.parameters())
-    out = attend(*qkv, method, impl=impl)
+    out = attend(*qkv, method, impl=impl, gates=gates())
     return [out, *torch.autograd.grad(out.sum(), leaves)]
 
 
