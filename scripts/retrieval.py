@@ -18,9 +18,11 @@ from megatron_patches.standalone.arguments import (  # noqa: E402
     FAILED,
     add_config_arguments,
     add_device_argument,
+    add_position_argument,
     device_of,
     guarded,
     parser,
+    position_options_of,
     whole,
 )
 
@@ -61,6 +63,7 @@ def make_parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--window", type=whole(1), metavar="W", help="the same weights with sliding_window_width W"
     )
+    add_position_argument(made)
     add_device_argument(made)
     made.add_argument(
         "--resume", action="store_true", help="skip cells that --output already holds"
@@ -89,6 +92,7 @@ def ask(options: argparse.Namespace) -> int:
         samples=options.samples,
         split=options.split,
         window=options.window,
+        position_options=position_options_of(options.position_option),
     )
     retrieval = Retrieval(
         options.checkpoint,

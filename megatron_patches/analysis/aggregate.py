@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -19,6 +19,7 @@ from megatron_patches.analysis.validate import SEEDED_WINDOWS
 
 VARIANT = "variant"  # the option that names the levels of a study's factors
 WINDOW = "sliding_window_width"  # the option of a model that attends to that many tokens only
+READ_WITH = "eval_position_options"  # options of the position method that only the evaluation had
 
 
 @dataclass
@@ -43,22 +44,31 @@ class Labelled(Protocol):
 
 
 def series_label(row: Labelled, *, window: bool = True) -> str:
-    """The method, with its options and its attention window where it has any.
+    """The method, with its options, those of the evaluation alone, and its attention window.
 
-    ``alibi``, ``alibi (position_init=alibi)``, ``alibi, window 512``; without ``window`` the label of
-    the same method with the whole text in view. A study's levels stand for the position options that
-    they set: ``kerple_log, decay none, sharing layered``.
+    ``alibi``, ``alibi (position_init=alibi)``, ``rotary, scaling yarn, factor 8``, ``alibi, window 512``;
+    without ``window`` the label of the same method with the whole text in view. A study's levels stand
+    for the position options that they set: ``kerple_log, decay none, sharing layered``.
     """
     found = row.options.get(VARIANT)
     levels = found if isinstance(found, dict) else {}
     shown = [
         f"{name}={value if isinstance(value, str) else dump(value)}"
         for name, value in sorted(row.options.items())
-        if name != WINDOW and not (levels and name.startswith(("position_", VARIANT)))
+        if name not in (WINDOW, READ_WITH)
+        and not (levels and name.startswith(("position_", VARIANT)))
     ]
     label = ", ".join([row.method, *(f"{factor} {level}" for factor, level in levels.items())])
     label += f" ({', '.join(shown)})" if shown else ""
+    label += read_with(row.options.get(READ_WITH))
     return f"{label}, window {row.options[WINDOW]}" if window and WINDOW in row.options else label
+
+
+def read_with(options: Any) -> str:
+    """Options of an evaluation as the end of a label: ``, scaling yarn, factor 8``; texts come first."""
+    items = options.items() if isinstance(options, Mapping) else ()
+    ordered = sorted(items, key=lambda item: (not isinstance(item[1], str), item[0]))
+    return "".join(f", {k} {v if isinstance(v, str) else dump(v)}" for k, v in ordered)
 
 
 def comparable_rows(rows: Iterable[Row]) -> list[Row]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from megatron_patches.analysis import fields as check
-from megatron_patches.analysis.aggregate import WINDOW
+from megatron_patches.analysis.aggregate import READ_WITH, WINDOW, read_with
 from megatron_patches.analysis.jsonl import append_lines, read_objects
 
 FILE = "failed.jsonl"
@@ -92,13 +92,18 @@ def open_failures(failures: Iterable[Failure], rows: Iterable[Any]) -> list[Fail
             continue
         answered.setdefault((row.config_sha, "train"), set())
         if hasattr(row, "protocol"):
-            cell = ("eval", row.protocol, row.split, row.options.get(WINDOW))
+            cell = ("eval", row.protocol, row.split, *_reading(row))
             answered.setdefault((row.config_sha, *cell), set()).add(row.eval_length)
             asked.setdefault((row.dataset, row.train_length, *cell), set()).add(row.eval_length)
         elif hasattr(row, "task"):
-            answered[row.config_sha, "retrieval", row.split, row.options.get(WINDOW)] = set()
+            answered[(row.config_sha, "retrieval", row.split, *_reading(row))] = set()
     latest = {(item.study, item.run, item.step): item for item in failures}
     return [item for item in latest.values() if not _answered(item, answered, asked)]
+
+
+def _reading(row: Any) -> tuple[str, Any]:
+    """How a row's weights were read: options of the position method, as in a step's title, and window."""
+    return read_with(row.options.get(READ_WITH)), row.options.get(WINDOW)
 
 
 def _answered(
@@ -128,13 +133,14 @@ def _lengths(command: str) -> set[int]:
 
 def _answers(item: Failure, answered: Iterable[tuple[Any, ...]]) -> set[tuple[Any, ...]]:
     """What would show that the step succeeded after all."""
-    words = item.step.split()
+    title, comma, options = item.step.partition(", ")
+    words = title.split()
     if words == ["retrieval"]:
         words.append("valid")  # of before there were others
     own = {"eval": 3, "retrieval": 2}.get(words[0])
     if own is None:
         return {(item.config_sha, words[0])}
-    start = (item.config_sha, *words[:own])
+    start = (item.config_sha, *words[:own], comma + options)
     if words[own:]:  # window W
         return {(*start, int(words[-1]))}
     # A model that was trained with a window carries it in all of its rows.

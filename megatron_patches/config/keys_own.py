@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from .keys_base import Keys, NonNegativeFloat, Positive, PositiveFloat
 
 LENGTHS = [512, 1024, 2048, 4096, 8192, 16384]
+
+
+def one_spelling(options: dict[str, Any]) -> dict[str, Any]:
+    """Options with whole numbers as integers: 8 and 8.0 are one setting and must be one in the rows."""
+    return {
+        key: int(value) if isinstance(value, float) and value.is_integer() else value
+        for key, value in options.items()
+    }
+
+
+# Options of a position method that an evaluation sets; the method says which it lets be set.
+EvaluationOptions: TypeAlias = Annotated[dict[str, Any], AfterValidator(one_spelling)]
 
 
 class Own(Keys):
@@ -37,6 +49,8 @@ class Own(Keys):
     eval_window: Positive | None = (
         None  # score with this sliding_window_width instead of the model's
     )
+    # Score with these options of the position method instead of the trained ones.
+    eval_position_options: EvaluationOptions = Field(default_factory=dict)
     eval_paper_windows: Positive | None = None  # None: 320, as the authors
     eval_batch_size: Positive = 1
     eval_split: Literal["valid", "test"] = "valid"

@@ -7,6 +7,7 @@ the answer depends on the key's type (`off`, `6e-4`), kept as it is until the ty
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,12 +17,15 @@ from typing import Any
 import yaml
 
 from .errors import ConfigError
+from .keys_base import names
 
 # The longest shipped file has 10 kilobytes, and the pure Python scanner reads some 100 a second.
 MAX_BYTES = 1 << 20
 MOST_DIGITS = 100  # Python itself refuses 4300
 MOST_DEEP = 32  # lists and mappings inside each other; the keys need four
 
+PLAIN = re.compile(r"[A-Za-z_][\w./+=-]*")
+YAML_WORDS = names("y n yes no on off true false null")
 DECIMAL = re.compile(r"[-+]?(0|[1-9][0-9_]*)")
 TAG = "tag:yaml.org,2002:"
 
@@ -91,21 +95,22 @@ def read_text(text: str, name: str) -> list[Entry]:
     return entries
 
 
-def read_override(text: str) -> Entry:
+def read_override(text: str, option: str = "--set") -> Entry:
     """The entry of one `key=value` from the command line; the value is YAML, the key may be dotted.
 
-    Raises ConfigError for a text without `=` or key, and for a value that `read_file` refuses.
+    `option` names it in messages. Raises ConfigError for a text without `=` or key, and for a value that
+    `read_file` refuses.
     """
     key, equals, value_text = text.partition("=")
     key = normal(key.strip())
     if not equals or not key:
-        raise ConfigError(f"--set {text}: expects key=value")
+        raise ConfigError(f"{option} {text}: expects key=value")
     problems: list[str] = []
-    root = _parse(value_text, f"--set {key}")
-    value = None if root is None else _value(root, f"--set {key}", key, {}, problems)
+    root = _parse(value_text, f"{option} {key}")
+    value = None if root is None else _value(root, f"{option} {key}", key, {}, problems)
     if problems:
         raise ConfigError.of(problems)
-    return Entry(key, value, "--set")
+    return Entry(key, value, option)
 
 
 class _Loader(yaml.SafeLoader):
@@ -158,7 +163,7 @@ def _key(node: Any, where: str, problems: list[str]) -> str:
 
 
 def _value(node: Any, name: str, path: str, lines: dict[str, str], problems: list[str]) -> Any:
-    where = f"{name}:{_line(node)}" if not name.startswith("--set") else name
+    where = f"{name}:{_line(node)}" if not name.startswith("--") else name
     if isinstance(node, yaml.SequenceNode):
         return [_value(item, name, path, lines, problems) for item in node.value]
     if isinstance(node, yaml.MappingNode):
@@ -230,3 +235,19 @@ def duplicates(entries: Sequence[Entry]) -> list[str]:
             problems.append(f"{entry.where}: `{entry.key}` is set twice (first at {before})")
         first.setdefault(entry.key, entry)
     return problems
+
+
+def flow_yaml(value: Any) -> str:
+    """A value as `read_override` reads it: flow YAML, with floats that YAML 1.1 takes for floats."""
+    if isinstance(value, YesNo):
+        return str(value)
+    if isinstance(value, float):
+        text = repr(value)
+        return text.replace("e", ".0e") if "e" in text and "." not in text else text
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {flow_yaml(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(flow_yaml, value)) + "]"
+    if isinstance(value, str) and PLAIN.fullmatch(value) and value.lower() not in YAML_WORDS:
+        return value
+    return json.dumps(value)

@@ -40,6 +40,8 @@ class PositionMethod(nn.Module):
     mixes_heads: ClassVar[bool] = False  # `score` needs all heads of the model: no `head_range`
     cache: ClassVar[Literal["transformed", "raw"]] = "transformed"
     precisions: ClassVar[tuple[str, ...]] = ("exact",)
+    # Options that a trained model may be read with in other values; they change no parameter's shape.
+    evaluation_options: ClassVar[tuple[str, ...]] = ()
 
     score_scale: float | None = None  # None: 1/sqrt(head_dim of the model)
     max_length: int | None = None  # longest readable input; None: no limit

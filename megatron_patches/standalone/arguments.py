@@ -6,11 +6,12 @@ import argparse
 import os
 import sys
 import traceback
-from collections.abc import Callable
-from typing import NoReturn
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
 
 from data_prep.errors import DataError, plain
 from megatron_patches.config import Config, ConfigError
+from megatron_patches.config.reading import duplicates, read_override
 from megatron_patches.standalone.placement import PlaceError
 from megatron_patches.standalone.signals import INTERRUPTED, Interrupted
 
@@ -104,6 +105,24 @@ def number(low: float, high: float = float("inf")) -> Callable[[str], float]:
         return value
 
     return convert
+
+
+def add_position_argument(made: argparse.ArgumentParser) -> None:
+    made.add_argument(
+        "--position-option",
+        action="append",
+        default=[],
+        metavar="OPTION=VALUE",
+        help="the same weights with another option of the position method; may be repeated",
+    )
+
+
+def position_options_of(texts: Sequence[str]) -> dict[str, Any]:
+    """What `--position-option` says; the values are YAML. Raises ConfigError naming a wrong one."""
+    entries = [read_override(text, "--position-option") for text in texts]
+    if problems := duplicates(entries):
+        raise ConfigError.of(problems)
+    return {entry.key: entry.value for entry in entries}
 
 
 def add_device_argument(made: argparse.ArgumentParser) -> None:

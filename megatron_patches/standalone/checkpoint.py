@@ -27,6 +27,7 @@ from megatron_patches.standalone.build import shape_of
 from megatron_patches.standalone.model import GPT, ModelShape
 from megatron_patches.standalone.resuming import begun, resume, set_aside
 from megatron_patches.standalone.saving import save
+from megatron_patches.standalone.shape import read_with
 from megatron_patches.standalone.weights import (
     CheckpointError,
     fill,
@@ -138,6 +139,7 @@ def load_model(
     attention: str = "auto",
     attention_eps: float = 0.0,
     window: int | None = None,
+    position_options: Mapping[str, Any] | None = None,
 ) -> GPT:
     """A trained `GPT` in evaluation mode, from a run of the standalone engine or of GPT-NeoX.
 
@@ -151,11 +153,14 @@ def load_model(
         attention: implementation for `attend`.
         attention_eps: `eps` of `attend`; 0 computes exactly.
         window: the weights read with this `sliding_window_width`, whatever they were trained with.
+        position_options: the weights read with these options of the position method, of those that its
+            `evaluation_options` names, whatever they were trained with.
 
     Raises:
         CheckpointError: missing, surplus or wrongly shaped tensors (listed), damaged files, a
             folder without weights. Weights are never partly loaded or left random.
-        ConfigError: no configuration, or one that the model cannot follow.
+        ConfigError: no configuration, or one that the model cannot follow; options that the method does
+            not let be set.
     """
     settings = read_config(path, config)
     # How the training was spread over processes does not matter once the shards are merged.
@@ -179,6 +184,11 @@ def load_model(
             f"padded_vocab_size {settings.padded_vocab_size}"
         )
     shape = replace(shape_of(settings, rows), attention_eps=attention_eps)
+    if position_options:
+        try:
+            shape = read_with(shape, position_options)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"`eval_position_options`: {error}") from error
     model = model_for(shape, shards, str(path))
     fill(model, merge_shards(shards, model, str(path)), str(path))
     stored = shards[0][embedding].dtype

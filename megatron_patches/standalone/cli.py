@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,12 @@ from megatron_patches.standalone.arguments import (
     FAILED,
     add_config_arguments,
     add_device_argument,
+    add_position_argument,
     device_of,
     guarded,
     number,
     parser,
+    position_options_of,
     whole,
 )
 from megatron_patches.standalone.windows import PROTOCOLS
@@ -78,6 +79,7 @@ def eval_main(arguments: Sequence[str] | None = None) -> int:
         metavar="W",
         help="the same weights with sliding_window_width W: a query sees itself and W keys before",
     )
+    add_position_argument(made)
     made.add_argument(
         "--paper-windows", type=whole(1), metavar="N", help="windows a length, for paper: 320"
     )
@@ -134,6 +136,8 @@ def _evaluate(options: argparse.Namespace) -> int:
         request = Request(**_request(options, config), max_tokens=options.max_tokens)
     except ValueError as error:
         raise ConfigError(str(error)) from error
+    if options.kernels is not None and request.position_options:
+        raise ConfigError("--kernels writes what was learned: leave out other position options")
     evaluation = Evaluation(
         path,
         request,
@@ -165,7 +169,8 @@ def _write_kernels(options: argparse.Namespace, path: str | Path, config: Config
     from megatron_patches.standalone.kernels import run_kernels, write_kernels
 
     scoring = ("output", "lengths", "protocol", "split", "stride", "last_k", "window", "max_tokens")
-    given = [name for name in (*scoring, "paper_windows", "batch_size") if getattr(options, name)]
+    scoring += ("paper_windows", "batch_size", "position_option")
+    given = [name for name in scoring if getattr(options, name)]
     if given:
         raise ConfigError(
             f"--only-kernels scores nothing: leave out --{given[0].replace('_', '-')}"
@@ -197,6 +202,8 @@ def _request(options: argparse.Namespace, config: Config | None) -> dict[str, An
         "last_k": options.last_k,
         "batch_size": options.batch_size,
         "window": options.window or stored.eval_window,
+        "position_options": position_options_of(options.position_option)
+        or stored.eval_position_options,
         "paper_windows": options.paper_windows,
     }
     if options.protocol in (None, stored.eval_protocol):
@@ -229,6 +236,7 @@ def generate_main(arguments: Sequence[str] | None = None) -> int:
     made.add_argument("--temperature", type=number(0), default=0.0, help="0: always the likeliest")
     made.add_argument("--top-k", type=whole(1))
     made.add_argument("--seed", type=whole(0), default=0)
+    add_position_argument(made)
     add_device_argument(made)
     options = made.parse_args(arguments)
     if not options.config and options.checkpoint is None:
@@ -240,9 +248,9 @@ def _generate(options: argparse.Namespace) -> int:
     from data_prep.tokenizing import load_tokenizer
     from megatron_patches.standalone import provenance
     from megatron_patches.standalone.checkpoint import load_model, read_config
-    from megatron_patches.standalone.generate import generate, left_padded
+    from megatron_patches.standalone.generate import generate, left_padded, read_prompts
 
-    prompts = _prompts(options)
+    prompts = read_prompts(options.prompt, options.prompts)
     config = compose(options.config, options.set) if options.config else None
     path = options.checkpoint or _checkpoint_of(config)
     config = read_config(path, config)
@@ -256,7 +264,12 @@ def _generate(options: argparse.Namespace) -> int:
             f"{config.vocab_file} is tokenizer {tokenizer.fingerprint}, the model was trained with "
             f"{trained}"
         )
-    model = load_model(path, config=config, device=device_of(options.device, config))
+    model = load_model(
+        path,
+        config=config,
+        device=device_of(options.device, config),
+        position_options=position_options_of(options.position_option),
+    )
     if tokenizer.vocab_size > model.shape.vocabulary:
         raise DataError(
             f"{config.vocab_file} has {tokenizer.vocab_size} entries, the model "
@@ -281,20 +294,3 @@ def _generate(options: argparse.Namespace) -> int:
         whole = tokenizer.decode(text[hidden:end])
         print(whole if len(prompts) == 1 else json.dumps({"prompt": prompt, "text": whole}))
     return 0
-
-
-def _prompts(options: argparse.Namespace) -> list[str]:
-    """From the command line, then the file; standard input where neither is given."""
-    found = list(options.prompt or [])
-    if options.prompts is not None:
-        for number, line in enumerate(options.prompts.read_text(encoding="utf-8").splitlines(), 1):
-            try:
-                found.append(str(json.loads(line)["text"]))
-            except (ValueError, KeyError, TypeError, RecursionError) as error:
-                where = f"{options.prompts}:{number}"
-                raise ConfigError(f'{where}: expected {{"text": "..."}} ({error!r})') from error
-    elif options.prompt is None:
-        found.append(sys.stdin.read())
-    if not found or not all(found):
-        raise ConfigError("a prompt is empty: --prompt TEXT, --prompts FILE.jsonl, standard input")
-    return found

@@ -58,6 +58,7 @@ class Evaluation:
             attention_eps=attention_eps,
             device=device,
             window=request.window,
+            position_options=request.position_options,
         )
         self.step = checkpoint.step_number(checkpoint.step_folder(path))
         try:
@@ -109,6 +110,8 @@ class Evaluation:
             found["attention_eps"] = self.model.shape.attention_eps
         if self.request.window is not None:
             found["sliding_window_width"] = self.request.window
+        if self.request.position_options:
+            found["eval_position_options"] = dict(self.request.position_options)
         return found
 
     def _cell(self, length: int) -> dict[str, Any]:

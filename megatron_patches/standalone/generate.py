@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from megatron_patches.config import ConfigError
 from megatron_patches.standalone.model import GPT, Cache
 
 
@@ -24,6 +28,26 @@ def left_padded(prompts: Sequence[Sequence[int]], filler: int = 0) -> tuple[Tens
         ids_BL[row, longest - len(prompt) :] = torch.as_tensor(prompt)
         padding_BL[row, longest - len(prompt) :] = False
     return ids_BL, padding_BL
+
+
+def read_prompts(given: Sequence[str] | None, file: Path | None) -> list[str]:
+    """Texts to continue: those given, then those of a JSON-lines file; standard input without either.
+
+    Raises ConfigError for a line that is not `{"text": ...}` and for an empty text.
+    """
+    found = list(given or [])
+    if file is not None:
+        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+            try:
+                found.append(str(json.loads(line)["text"]))
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
+                where = f"{file}:{number}"
+                raise ConfigError(f'{where}: expected {{"text": "..."}} ({error!r})') from error
+    elif given is None:
+        found.append(sys.stdin.read())
+    if not found or not all(found):
+        raise ConfigError("a prompt is empty: --prompt TEXT, --prompts FILE.jsonl, standard input")
+    return found
 
 
 @torch.no_grad()

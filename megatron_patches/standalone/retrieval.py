@@ -6,8 +6,8 @@ B: texts of a batch, L: tokens of a window, A: tokens of an answer.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,8 @@ from megatron_patches.standalone.scoring import TOKENS_PER_PASS
 class Request:
     """What to ask: every task at every length (tokens) and depth (0 to 1), ``samples`` questions.
 
-    ``window`` is a `sliding_window_width` used instead of the trained one.
+    ``window`` is a `sliding_window_width` used instead of the trained one; ``position_options`` are
+    options of the position method in the same sense.
     """
 
     lengths: tuple[int, ...]
@@ -48,6 +49,7 @@ class Request:
     samples: int = 8
     split: str = "valid"
     window: int | None = None
+    position_options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,12 @@ class Retrieval:
         self.request = request
         evaluation = Evaluation(
             path,
-            evaluate.Request(request.lengths, split=request.split, window=request.window),
+            evaluate.Request(
+                request.lengths,
+                split=request.split,
+                window=request.window,
+                position_options=request.position_options,
+            ),
             config=config,
             attention=attention,
             device=device,

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import nn
 
-from megatron_patches.positions import PositionMethod, build
+from megatron_patches.positions import PositionMethod, build, method_class
 from megatron_patches.training.position_options import LAYER_SEED_STEP
 
 
@@ -44,24 +44,52 @@ class ModelShape:
         return self.hidden_size // self.heads
 
 
-def position_methods(shape: ModelShape) -> list[PositionMethod]:
-    def make(seed: int) -> PositionMethod:
-        return build(
-            shape.pos_emb,
-            heads=shape.heads,
-            head_dim=shape.head_dim,
-            hidden_size=shape.hidden_size,
-            max_length=shape.max_length,
-            seed=seed,
-            **shape.position_options,
-        )
+def position_method(shape: ModelShape, layer: int = 0) -> PositionMethod:
+    """The method of one layer. Raises ValueError or TypeError for options that it does not take."""
+    return build(
+        shape.pos_emb,
+        heads=shape.heads,
+        head_dim=shape.head_dim,
+        hidden_size=shape.hidden_size,
+        max_length=shape.max_length,
+        seed=shape.seed + LAYER_SEED_STEP * layer,
+        **shape.position_options,
+    )
 
-    method = make(shape.seed)
+
+def position_methods(shape: ModelShape) -> list[PositionMethod]:
+    """One a layer: the same one, or each its own."""
+    method = position_method(shape)
     sharing = shape.position_sharing or method.sharing
     if sharing == "model" or method.place == "embedding":
         return [method] * shape.layers
-    others = range(1, shape.layers)
-    return [method, *(make(shape.seed + LAYER_SEED_STEP * index) for index in others)]
+    return [method, *(position_method(shape, layer) for layer in range(1, shape.layers))]
+
+
+def read_with(shape: ModelShape, options: Mapping[str, Any]) -> ModelShape:
+    """`shape` with other `options` of its position method, as an evaluation may set them.
+
+    Raises ValueError for options that the method does not let be set (with those that it does), for
+    values that it refuses, and where they would need other parameters.
+    """
+    possible = method_class(shape.pos_emb).evaluation_options
+    wrong = ", ".join(key for key in options if key not in possible)
+    if wrong:
+        listed = ", ".join(possible) or "none"
+        raise ValueError(
+            f"a trained {shape.pos_emb} is not read with another {wrong}; what may be set: {listed}"
+        )
+    changed = replace(shape, position_options={**shape.position_options, **options})
+    trained, ours = (
+        {key: tensor.shape for key, tensor in position_method(one).state_dict().items()}
+        for one in (shape, changed)
+    )
+    if trained != ours:
+        keys = ", ".join(sorted(trained.keys() ^ ours.keys()) or sorted(ours))
+        raise ValueError(
+            f"{shape.pos_emb} with these options has other parameters than it was trained with ({keys})"
+        )
+    return changed
 
 
 # Standard deviations as GPT-NeoX names them; `small_init` is Nguyen and Salazar (arXiv 1910.05895),

@@ -6,8 +6,9 @@ Both kinds answer the same questions: `cut` tells their text from other parts of
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from data_prep.errors import DataError
 from data_prep.indexed import IndexedDataset
 from megatron_patches.analysis.cuts import PAPER_WINDOWS, fixed_cut, paper_cut
 from megatron_patches.config import Config
+from megatron_patches.config.keys_own import one_spelling
 from megatron_patches.standalone.data import Blend, Samples, build_samples, sources, token_stream
 from megatron_patches.standalone.windows import Plan, Window, check_settings
 
@@ -28,7 +30,8 @@ class Request:
     """What to evaluate. Lengths, `stride`, `last_k` and `window` in tokens.
 
     `max_tokens` None is the whole split. `window` is a `sliding_window_width` in NeoX's sense, used
-    instead of the trained one. `paper_windows` None is 320.
+    instead of the trained one; `position_options` are options of the position method in the same sense.
+    `paper_windows` None is 320.
     """
 
     lengths: tuple[int, ...]
@@ -40,11 +43,13 @@ class Request:
     max_tokens: int | None = None
     window: int | None = None
     paper_windows: int | None = None
+    position_options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Raises ValueError for a setting that the protocol lacks or does not have."""
         # A length that is named twice is one cell.
         object.__setattr__(self, "lengths", tuple(dict.fromkeys(self.lengths)))
+        object.__setattr__(self, "position_options", one_spelling(dict(self.position_options)))
         given = ("stride", "last_k", "max_tokens", "paper_windows")
         check_settings(self.protocol, {name: getattr(self, name) for name in given})
 

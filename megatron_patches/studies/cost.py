@@ -13,6 +13,7 @@ from typing import Any
 
 from megatron_patches.analysis.cuts import PAPER_WINDOWS
 from megatron_patches.config import batch_arithmetic
+from megatron_patches.config.reading import flow_yaml
 from megatron_patches.studies.plan import Plan, Run
 from megatron_patches.studies.questions import ROWS_A_CELL, Eval
 from megatron_patches.studies.schema import ROOT, shown
@@ -237,6 +238,8 @@ def _questions(asked: Eval) -> Iterator[tuple[str, str]]:
         yield "by", f"{' '.join(asked.protocols)}; {' '.join(asked.splits)}; {_text(asked)}"
     if asked.window_widths != ["none"]:
         yield "windows", " ".join(map(str, asked.window_widths))
+    if asked.position_options != ["none"]:
+        yield "read with", "; ".join(map(flow_yaml, asked.position_options))
     if asked.retrieval is not None:
         found = asked.retrieval
         places = (

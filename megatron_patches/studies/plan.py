@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import fnmatch
-import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -20,16 +18,12 @@ from megatron_patches.config import (
     config_sha,
 )
 from megatron_patches.config.compose import compose_entries
-from megatron_patches.config.keys_base import names
-from megatron_patches.config.reading import Entry, YesNo, read_file
-from megatron_patches.studies.kernels import with_kernels
+from megatron_patches.config.reading import Entry, flow_yaml, read_file
+from megatron_patches.studies.kernels import evaluation_options, with_kernels
 from megatron_patches.studies.progress import Cells, check_cut, no_kernels, open_cells, trained
 from megatron_patches.studies.schema import Overrides, Study, layer_file, shown
 from megatron_patches.studies.steps import Step, cells, evaluations, kernel_file
 from megatron_patches.studies.texts import UNNAMED, data_prefixes, prepared
-
-PLAIN = re.compile(r"[A-Za-z_][\w./+=-]*")
-YAML_WORDS = names("y n yes no on off true false null")
 
 
 @dataclass(frozen=True)
@@ -124,8 +118,8 @@ def make_plan(study: Study, only: Sequence[str] = ()) -> Plan:
 
     Seeds vary slowest, methods fastest, so that an interrupted study has whole comparisons.
     Raises ConfigError for a configuration that does not compose, for patterns that match nothing,
-    for runs that would train the same model, and when `output` holds rows that were scored on another
-    text or another cut of it.
+    for runs that would train the same model, for `eval.position_options` of other methods, and when
+    `output` holds rows that were scored on another text or another cut of it.
     """
     check_cut(study)
     runs = tuple(_runs(study))
@@ -133,6 +127,7 @@ def make_plan(study: Study, only: Sequence[str] = ()) -> Plan:
     if repeated:
         raise ConfigError(f"{study.name}: two runs are named {', '.join(sorted(repeated))}")
     _refuse_twins(study, runs)
+    _refuse_options(study, runs)
     if only:
         runs = tuple(r for r in runs if any(fnmatch.fnmatchcase(r.name, p) for p in only))
         if not runs:
@@ -151,6 +146,19 @@ def _refuse_twins(study: Study, runs: Sequence[Run]) -> None:
             raise ConfigError(
                 f"{study.name}: {other.name} and {run.name} train the same model (configuration "
                 f"{run.sha}): what tells them apart does not change it, so ask for one of them"
+            )
+
+
+def _refuse_options(study: Study, runs: Sequence[Run]) -> None:
+    """ConfigError where a method does not let be set what `eval.position_options` sets."""
+    asked = {key for given in study.eval.position_options if given != "none" for key in given}
+    possible = evaluation_options(run.config.pos_emb for run in runs) if asked else {}
+    for method, options in sorted(possible.items()):
+        if wrong := ", ".join(sorted(asked - set(options))):
+            raise ConfigError(
+                f"{study.file}: `eval.position_options`: a trained {method} is not read with another "
+                f"{wrong}; what may be set: {', '.join(options) or 'none'}. A study that `follows` this one "
+                "can ask some of its methods alone"
             )
 
 
@@ -175,12 +183,12 @@ def _run(
     changes = _merged(study, length, levels)
     own |= {"variant": dict(levels)} if levels else {}
     changes |= {**own, "run_name": name, "save": shown(folder)}
-    settings = tuple(f"{key}={_yaml(value)}" for key, value in changes.items())
+    settings = tuple(f"{key}={flow_yaml(value)}" for key, value in changes.items())
     try:
         entries: list[Entry] = [entry for file in files for entry in _read(file)]
         config = compose_entries(entries, settings)
         if config.use_wandb and config.wandb_group is None:
-            settings += (f"wandb_group={_yaml(study.name)}",)
+            settings += (f"wandb_group={flow_yaml(study.name)}",)
             config = compose_entries(entries, settings)
         check_standalone(config)
         batch_arithmetic(config, 1)
@@ -224,19 +232,3 @@ def _merged(study: Study, length: int, levels: Mapping[str, str]) -> Overrides:
                 )
             merged[key], owner[key] = value, where
     return merged
-
-
-def _yaml(value: Any) -> str:
-    """A value as `--set` reads it: flow YAML, with floats that YAML 1.1 takes for floats."""
-    if isinstance(value, YesNo):
-        return str(value)
-    if isinstance(value, float):
-        text = repr(value)
-        return text.replace("e", ".0e") if "e" in text and "." not in text else text
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{key}: {_yaml(item)}" for key, item in value.items()) + "}"
-    if isinstance(value, list):
-        return "[" + ", ".join(map(_yaml, value)) + "]"
-    if isinstance(value, str) and PLAIN.fullmatch(value) and value.lower() not in YAML_WORDS:
-        return value
-    return json.dumps(value)

@@ -8,10 +8,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from megatron_patches.analysis.aggregate import READ_WITH
 from megatron_patches.analysis.command import write_text
 from megatron_patches.analysis.cuts import PAPER_WINDOWS
 from megatron_patches.analysis.retrieval_rows import RetrievalRow, read_retrieval
-from megatron_patches.analysis.rows import Row, objects, read_rows
+from megatron_patches.analysis.rows import Row, canonical, objects, read_rows
 from megatron_patches.config import ConfigError, compose, config_sha
 from megatron_patches.studies.questions import ROWS_A_CELL, STRIDED
 from megatron_patches.studies.schema import ROOT, Study, shown
@@ -91,14 +92,19 @@ def _other_kernels(file: Path, run: Run) -> bool:
 def _asked(run: Run, step: Step) -> tuple[Any, ...]:
     kind = "retrieval" if step.retrieval else step.protocol
     width = step.window or run.config.sliding_window_width
-    return (run.sha, run.config.train_iters, kind, step.split, width)
+    options = canonical(step.options)
+    return (run.sha, run.config.train_iters, kind, step.split, width, options)
 
 
 def _scored(rows: Iterable[Row]) -> set[tuple[Any, ...]]:
     return {
-        (*_model(row), row.protocol, row.split, row.options.get(WIDTH), row.eval_length)
-        for row in rows
+        (*_model(row), row.protocol, row.split, *_reading(row), row.eval_length) for row in rows
     }
+
+
+def _reading(row: Row | RetrievalRow) -> tuple[Any, str]:
+    """How the weights were read: window and options of the position method."""
+    return row.options.get(WIDTH), canonical(row.options.get(READ_WITH, {}))
 
 
 def _model(row: Row | RetrievalRow) -> tuple[str, int]:
@@ -124,9 +130,9 @@ def _retrieved(rows: Iterable[RetrievalRow]) -> set[tuple[Any, ...]]:
     sources: dict[tuple[Any, ...], set[str]] = defaultdict(set)
     for row in rows:
         cell = (row.task, row.eval_length, row.depth)
-        key = (*_model(row), "retrieval", row.split, row.options.get(WIDTH), *cell)
+        key = (*_model(row), "retrieval", row.split, *_reading(row), *cell)
         sources[key].add(row.source)
-    return {key for key, found in sources.items() if len(found) >= ROWS_A_CELL[key[5]]}
+    return {key for key, found in sources.items() if len(found) >= ROWS_A_CELL[key[6]]}
 
 
 def _cut(study: Study) -> dict[str, int | None]:

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from megatron_patches.config import Config
 from megatron_patches.config.keys_base import Keys, Positive
+from megatron_patches.config.keys_own import EvaluationOptions
 from megatron_patches.config.messages import nearest
 
 # What `eval.py` can do; one list, the configuration's.
@@ -20,6 +21,7 @@ ROWS_A_CELL = {"passkey": 1, "copy": 2}
 
 Split: TypeAlias = Literal["valid", "test"]
 Width: TypeAlias = Positive | Literal["none"]
+Options: TypeAlias = EvaluationOptions | Literal["none"]
 Depth: TypeAlias = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -28,6 +30,10 @@ def _valid() -> list[Split]:
 
 
 def _no_window() -> list[Width]:
+    return ["none"]
+
+
+def _trained_options() -> list[Options]:
     return ["none"]
 
 
@@ -48,6 +54,10 @@ class Eval(Keys):
     splits: Annotated[list[Split], Field(min_length=1)] = Field(default_factory=_valid)
     # `sliding_window_width` of the weights as they are scored, `none`: as they were trained.
     window_widths: Annotated[list[Width], Field(min_length=1)] = Field(default_factory=_no_window)
+    # Options of the position method that the weights are read with, `none`: as they were trained.
+    position_options: Annotated[list[Options], Field(min_length=1)] = Field(
+        default_factory=_trained_options
+    )
     max_tokens: Annotated[int, Field(ge=2)] | None = None  # None: the whole split; not of `paper`
     stride: Positive | None = None  # of `sliding`; of `last` where it shall be denser
     last_k: Positive | None = None  # of `last`
@@ -59,7 +69,7 @@ class Eval(Keys):
 
 def eval_problems(asked: Eval) -> Iterator[tuple[str, str]]:
     """(key, sentence) for what no single type shows."""
-    for key in ("lengths", "protocols", "splits", "window_widths"):
+    for key in ("lengths", "protocols", "splits", "window_widths", "position_options"):
         yield from repeated(f"eval.{key}", getattr(asked, key))
     if asked.retrieval is not None:
         for key in ("tasks", "lengths", "depths"):
@@ -83,8 +93,9 @@ def eval_problems(asked: Eval) -> Iterator[tuple[str, str]]:
 def repeated(key: str, items: Iterable[Any]) -> Iterator[tuple[str, str]]:
     """A problem for each item that is listed more than once."""
     seen = list(items)
-    for item in dict.fromkeys(item for item in seen if seen.count(item) > 1):
-        yield key, f"`{key}` lists {item} twice"
+    for place, item in enumerate(seen):
+        if seen.count(item) > 1 and seen.index(item) == place:
+            yield key, f"`{key}` lists {item} twice"
 
 
 def _problems_without_protocols(asked: Eval) -> Iterator[tuple[str, str]]:

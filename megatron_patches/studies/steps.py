@@ -1,14 +1,16 @@
-"""The commands of a run after its training: its kernels, one for each protocol, split and window, and
-retrieval for each split and window."""
+"""The commands of a run after its training: its kernels, one for each protocol, split, window and options
+of the position method, and retrieval for each of the last three."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+from megatron_patches.analysis.aggregate import read_with
+from megatron_patches.config.reading import flow_yaml
 from megatron_patches.studies.questions import STRIDED, Eval
 from megatron_patches.studies.schema import Study, shown
 
@@ -20,7 +22,7 @@ class Step:
     `protocol` is None for all but scorings, `split` for the training and the kernels. `kernels` is
     the file that the kernels go to; `fresh` one that is removed first, because what it holds is
     of another training. `window` is the `sliding_window_width` of scoring and retrieval, None: that of
-    the training.
+    the training; `options` are those of the position method in the same sense.
     """
 
     arguments: tuple[str, ...]
@@ -28,6 +30,7 @@ class Step:
     split: str | None = None
     fresh: str | None = None
     window: int | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
     retrieval: bool = False
     kernels: str | None = None
 
@@ -43,7 +46,7 @@ class Step:
             return "train"
         kind = "retrieval" if self.retrieval else f"eval {self.protocol}"
         window = "" if self.window is None else f" window {self.window}"
-        return f"{kind} {self.split}{window}"
+        return f"{kind} {self.split}{window}{read_with(self.options)}"
 
 
 def cells(asked: Eval, step: Step) -> list[tuple[Any, ...]]:
@@ -69,18 +72,29 @@ def evaluations(study: Study, folder: Path) -> Iterator[Step]:
         words = ("eval.py", "--checkpoint", shown(folder), "--only-kernels", kernels)
         yield Step(words, kernels=kernels)
     windows = [None if width == "none" else width for width in asked.window_widths]
-    for protocol, split, window in product(asked.protocols, asked.splits, windows):
-        command = _scoring(study, folder, protocol, split, window)
-        yield Step(tuple(command), protocol, split, window=window)
+    settings = [({} if given == "none" else given) for given in asked.position_options]
+    readings = [
+        (split, window, options, _reading(split, window, options))
+        for split, window, options in product(asked.splits, windows, settings)
+    ]
+    for protocol, (split, window, options, words) in product(asked.protocols, readings):
+        command = _scoring(study, folder, protocol, words)
+        yield Step(tuple(command), protocol, split, window=window, options=options)
     if asked.retrieval is not None:
-        for split, window in product(asked.splits, windows):
-            command = _retrieval(study, folder, split, window)
-            yield Step(tuple(command), split=split, window=window, retrieval=True)
+        for split, window, options, words in readings:
+            command = _retrieval(study, folder, words)
+            yield Step(tuple(command), split=split, window=window, options=options, retrieval=True)
 
 
-def _scoring(
-    study: Study, folder: Path, protocol: str, split: str, window: int | None
-) -> list[str]:
+def _reading(split: str, window: int | None, options: Mapping[str, Any]) -> list[str]:
+    """What scoring and retrieval have in common."""
+    words = ["--split", split, *([] if window is None else ["--window", str(window)])]
+    for key, value in options.items():
+        words += ["--position-option", f"{key}={flow_yaml(value)}"]
+    return words
+
+
+def _scoring(study: Study, folder: Path, protocol: str, reading: list[str]) -> list[str]:
     asked = study.eval
     options: dict[str, Any] = {
         "max-tokens": None if protocol == "paper" else asked.max_tokens,
@@ -88,23 +102,21 @@ def _scoring(
         "stride": asked.stride if protocol in STRIDED else None,
         "last-k": asked.last_k if protocol == "last" else None,
         "paper-windows": asked.paper_windows if protocol == "paper" else None,
-        "window": window,
     }
     rows = shown(study.output_dir / "rows.jsonl")
     command = ["eval.py", "--checkpoint", shown(folder), "--resume", "--output", rows]
-    command += ["--protocol", protocol, "--split", split]
+    command += ["--protocol", protocol, *reading]
     for key, value in options.items():
         command += [] if value is None else [f"--{key}", str(value)]
     # Always all lengths: the longest decides which tokens are scored; --resume skips the rest.
     return [*command, "--lengths", *map(str, asked.lengths)]
 
 
-def _retrieval(study: Study, folder: Path, split: str, window: int | None) -> list[str]:
+def _retrieval(study: Study, folder: Path, reading: list[str]) -> list[str]:
     asked = study.eval.retrieval
     assert asked is not None
     command = ["scripts/retrieval.py", "--checkpoint", shown(folder), "--tasks", *asked.tasks]
     for key in ("lengths", "depths"):
         command += [f"--{key}", *map(str, getattr(asked, key))]
-    command += ["--split", split, *([] if window is None else ["--window", str(window)])]
     rows = shown(study.output_dir / "retrieval.jsonl")
-    return [*command, "--samples", str(asked.samples), "--resume", "--output", rows]
+    return [*command, *reading, "--samples", str(asked.samples), "--resume", "--output", rows]

@@ -23,6 +23,7 @@ from megatron_patches.analysis.rows import RowError, append_rows
 from megatron_patches.analysis.sections import Source, find_files
 
 ROOT = Path(__file__).resolve().parents[2]
+YARN = {"eval_position_options": {"factor": 8, "scaling": "yarn"}}
 FAILURE = Failure(
     study="toy",
     run="rotary-books-2",
@@ -64,6 +65,12 @@ def scored(**changes):
             [scored(), scored(options={"sliding_window_width": 512})],
             False,
         ),
+        ("eval nonoverlap valid, scaling yarn, factor 8", [scored()], True),
+        ("eval nonoverlap valid, scaling yarn, factor 8", [scored(options=YARN)], False),
+        ("eval nonoverlap valid window 4, scaling yarn, factor 8", [scored(options=YARN)], True),
+        ("eval nonoverlap valid", [scored(options=YARN)], True),
+        ("retrieval valid, scaling yarn, factor 8", [retrieved()], True),
+        ("retrieval valid, scaling yarn, factor 8", [retrieved(options=YARN)], False),
         ("retrieval", [scored()], True),
         ("retrieval", [retrieved()], False),
         ("retrieval valid", [retrieved()], False),

@@ -13,9 +13,10 @@ import studies_tools as tools
 
 from megatron_patches.analysis.rows import append_rows
 from megatron_patches.config import ConfigError, compose, config_sha
+from megatron_patches.config.reading import flow_yaml
 from megatron_patches.studies import ROOT, carry_out, cost, load_study, make_plan
 from megatron_patches.studies.execute import slots
-from megatron_patches.studies.plan import Plan, _yaml
+from megatron_patches.studies.plan import Plan
 from megatron_patches.studies.slurm import script
 from megatron_patches.studies.steps import Step
 
@@ -164,7 +165,7 @@ def test_factors_and_lengths_are_crossed_and_named(tmp_path):
 def test_override_values_survive_the_command_line(value):
     from megatron_patches.config.reading import read_override
 
-    assert read_override(f"key={_yaml(value)}").value == value
+    assert read_override(f"key={flow_yaml(value)}").value == value
 
 
 def test_what_counts_as_finished(tmp_path):

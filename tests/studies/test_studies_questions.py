@@ -7,6 +7,7 @@ import json
 import pytest
 import studies_tools as tools
 
+from megatron_patches import positions
 from megatron_patches.analysis.cuts import PAPER_WINDOWS
 from megatron_patches.analysis.retrieval_rows import append_retrieval
 from megatron_patches.analysis.rows import append_rows
@@ -18,6 +19,8 @@ from megatron_patches.studies import (
     make_plan,
     report,
 )
+from megatron_patches.studies import plan as plans
+from megatron_patches.studies.kernels import evaluation_options
 from megatron_patches.studies.progress import check_cut
 from megatron_patches.studies.questions import ROWS_A_CELL
 from megatron_patches.studies.slurm import script
@@ -52,6 +55,52 @@ def test_each_window_is_a_step_of_its_own(tmp_path):
     assert left.open_cells[run.name, plain.title] == 1
     append_rows(rows, [tools.row(run, asked=cut)])
     assert plan_of(tmp_path, **asked).steps(run) == []
+
+
+def test_options_of_the_method_are_steps_of_their_own(tmp_path, monkeypatch):
+    asked = {"lengths": [16], "protocols": ["position"], "max_tokens": 129, "retrieval": RETRIEVAL}
+    asked["position_options"] = ["none", {"scaling": "yarn", "factor": 8.0}]
+    known = {"alibi": ["factor", "scaling"], "rotary": ["factor", "scaling"]}
+    monkeypatch.setattr(plans, "evaluation_options", lambda methods: known)
+    plan = plan_of(tmp_path, **asked)
+    run = plan.runs[0]
+    plain, read, found, found_read = run.evaluations
+    assert [step.title for step in run.evaluations] == [
+        "eval position valid",
+        "eval position valid, scaling yarn, factor 8",
+        "retrieval valid",
+        "retrieval valid, scaling yarn, factor 8",
+    ]
+    for step in (read, found_read):
+        words = " ".join(step.arguments)
+        # the order of the file, which YAML's writer sorts
+        assert "--position-option factor=8 --position-option scaling=yarn " in words
+    assert not any("--position-option" in step.arguments for step in (plain, found))
+    rows = tmp_path / "results" / "rows.jsonl"
+    cut = {"longest": 16}
+    for options, left in (
+        ({"factor": 4, "scaling": "yarn"}, 1),
+        ({"factor": 8, "scaling": "yarn"}, 0),
+    ):
+        append_rows(rows, [tools.row(run, options={"eval_position_options": options}, asked=cut)])
+        cells = plan_of(tmp_path, **asked).open_cells
+        assert cells[run.name, read.title] == left and cells[run.name, plain.title] == 1
+    assert "read with     none; {factor: 8, scaling: yarn}\n" in report(
+        plan, estimate(plan, 10.0), 2, "the CPU"
+    )
+    known["alibi"] = []
+    with pytest.raises(ConfigError, match="trained alibi is not read with another factor, scaling"):
+        plan_of(tmp_path, **asked)
+
+
+def test_methods_say_themselves_what_may_be_set():
+    found = evaluation_options(["alibi", "kerple_power_ap_", "rotary"])
+    assert found["alibi"] == found["kerple_power_ap_"] == []
+    assert found["rotary"] == list(positions.method_class("rotary").evaluation_options)
+    for name in positions.names():
+        assert set(positions.method_class(name).evaluation_options) <= set(
+            positions.options(name)
+        ), name
 
 
 def test_a_model_trained_with_a_window_is_told_apart_by_it(tmp_path):
@@ -229,6 +278,8 @@ def test_cost_of_windows_paper_and_retrieval(tmp_path, monkeypatch):
         ({"lengths": [16], "window_widths": [0]}, ["`eval.window_widths"]),
         ({"lengths": [16], "window_widths": [8, 8]}, ["`eval.window_widths` lists 8 twice"]),
         ({"lengths": [16], "window_widths": ["non"]}, ["`eval.window_widths"]),
+        ({"lengths": [16], "position_options": [8]}, ["`eval.position_options"]),
+        ({"lengths": [16], "position_options": [{"a": 1}, {"a": 1.0}]}, ["lists {'a': 1} twice"]),
         ({"lengths": [16], "paper_windows": 3}, ["`eval.paper_windows` belongs to protocol"]),
         ({"protocols": []}, ["there is no `eval.retrieval`"]),
         ({"protocols": ["nonoverlap"]}, ["`eval.lengths` is needed"]),
