@@ -64,7 +64,8 @@ class Problem:
         """The same problem after `method.transform` at the true positions of queries and keys.
 
         The hook takes queries and keys of one length, so the queries are set into a block as long as
-        the keys when there are fewer of them (a cached decode passes `transformed=True` instead).
+        the keys when there are fewer of them (a cached decode passes `transformed=True` instead, unless the
+        method's cache is raw). Padding does not count into the length of a row.
         """
         positions_K = torch.arange(self.keys, device=self.q.device)
         q, k, last = self.q, self.k, self.sight.offset + self.queries
@@ -72,7 +73,9 @@ class Problem:
             padded_q = q.new_zeros(*q.shape[:2], self.keys, q.shape[3])
             padded_q[:, :, self.sight.offset : last] = q
             q = padded_q
-        q, k = self.method.transform(q, k, positions_K, total_length=self.keys)
+        padding = self.sight.padding
+        length = self.keys if padding is None else (~padding).sum(1)
+        q, k = self.method.transform(q, k, positions_K, total_length=length)
         return replace(self, q=q[:, :, self.sight.offset : last], k=k)
 
     def without_padding_values(self) -> Problem:

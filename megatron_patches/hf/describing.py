@@ -12,7 +12,6 @@ import yaml
 
 from megatron_patches.config import Config, ConfigError
 from megatron_patches.config.store import NAMED_BY_DATASET, NOT_HASHED
-from megatron_patches.positions import PositionMethod
 from megatron_patches.standalone.model import GPT
 
 CODE = "modeling_gpt_positions"  # the file that goes along, of this package
@@ -32,8 +31,8 @@ def carried_code() -> ModuleType:
 
 
 def is_neox(model: GPT) -> bool:
-    """Whether Hugging Face's own GPT-NeoX computes this model: its method turns queries and keys."""
-    return type(model.position_method).transform is not PositionMethod.transform
+    """Whether Hugging Face's own GPT-NeoX computes this model: it turns queries and keys like ours."""
+    return model.position_method.rope_parameters() is not None
 
 
 def refused(model: GPT) -> str | None:
@@ -43,6 +42,10 @@ def refused(model: GPT) -> str | None:
         if shape.window is not None:
             return "transformers' GPT-NeoX has no sliding window: export without one"
         return None
+    options = method.settings()["options"]
+    if method.transforms:
+        told = ", ".join(f"{key}={value}" for key, value in options.items() if value is not None)
+        return f"no Hugging Face model turns queries and keys as it does with {told}"
     if method.name not in carried_code().METHODS:
         return f"{CODE}.py does not know {method.name}: add its formula there, and to METHODS"
     return None
@@ -71,9 +74,9 @@ def model_config(model: GPT, training_length: int, eod: int | None) -> Any:
         "pad_token_id": eod,
     }
     options = model.position_method.settings()["options"]
-    if is_neox(model):
-        share, base = options["rotary_pct"], options["rotary_emb_base"]
-        rope = {"rope_type": "default", "rope_theta": base, "partial_rotary_factor": share}
+    rope = model.position_method.rope_parameters()
+    if rope is not None:
+        share, base = rope["partial_rotary_factor"], rope["rope_theta"]
         # Both spellings: transformers 4 reads the first two, 5 the third.
         made = transformers.GPTNeoXConfig(
             **common,

@@ -169,7 +169,7 @@ def _build(
         return method.to(next(model.parameters()).device)
 
     method = make(0)
-    if method.place == "embedding" or type(method).transform is not PositionMethod.transform:
+    if method.place == "embedding" or method.transforms:
         raise ValueError(
             f"{method.name} does not act on the scores of attention; nothing to do here"
         )

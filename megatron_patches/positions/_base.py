@@ -36,13 +36,15 @@ class PositionMethod(nn.Module):
     place: ClassVar[Literal["attention", "embedding"]] = "attention"
     # Attribute of the layer's attention or of the embedding that holds the module in GPT-NeoX.
     module_name: ClassVar[str] = "position"
-    sharing: ClassVar[Literal["model", "layer"]] = "model"
     mixes_heads: ClassVar[bool] = False  # `score` needs all heads of the model: no `head_range`
-    cache: ClassVar[Literal["transformed", "raw"]] = "transformed"
     precisions: ClassVar[tuple[str, ...]] = ("exact",)
     # Options that a trained model may be read with in other values; they change no parameter's shape.
     evaluation_options: ClassVar[tuple[str, ...]] = ()
 
+    # These two may depend on the options: an instance may set them.
+    sharing: Literal["model", "layer"] = "model"
+    # Keys that a cache keeps: as `transform` left them, or as they were, to be transformed at each length.
+    cache: Literal["transformed", "raw"] = "transformed"
     score_scale: float | None = None  # None: 1/sqrt(head_dim of the model)
     max_length: int | None = None  # longest readable input; None: no limit
     bounds: dict[str, tuple[float, float]]  # parameter -> legal interval
@@ -119,10 +121,23 @@ class PositionMethod(nn.Module):
         positions: Tensor,
         *,
         hidden: Tensor | None = None,
-        total_length: int | None = None,
+        total_length: int | Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Queries and keys [B, H, L, D] at `positions` ([L] or [B, L]) before their product."""
+        """Queries and keys [B, H, L, D] at `positions` ([L] or [B, L]) before their product.
+
+        `total_length` counts the tokens of the whole text, of each row where it is int64 [B] (padding
+        does not count). The result is a function of the arguments alone, whatever was read before.
+        """
         return q, k
+
+    @property
+    def transforms(self) -> bool:
+        """Whether `transform` changes queries or keys."""
+        return type(self).transform is not PositionMethod.transform
+
+    def rope_parameters(self) -> dict[str, Any] | None:
+        """`transform` in the terms of transformers' `rope_parameters`; None: they have none for it."""
+        return None
 
     def decay(self, hidden: Tensor) -> tuple[Tensor, Tensor | None] | None:
         """Gates from the layer's input [B, L, C]: fp32 log decay [B, H, L], and a gain; None: no gates.

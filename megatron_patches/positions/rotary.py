@@ -55,7 +55,7 @@ class Rotary(PositionMethod):
         positions: Tensor,
         *,
         hidden: Tensor | None = None,
-        total_length: int | None = None,
+        total_length: int | Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """q and k [B, H, L, D] turned by `positions` ([L] or [B, L]); shape and dtype are kept."""
         cos, sin = self.rotation(positions.to(q.device), q.dtype)
@@ -71,6 +71,11 @@ class Rotary(PositionMethod):
         angle = positions.to(exact)[..., None] / self.base ** (steps / self.rotated)
         angle = angle if positions.dim() == 1 else angle[:, None]
         return angle.cos(), angle.sin()
+
+    def rope_parameters(self) -> dict[str, Any] | None:
+        """Kind "default"."""
+        share = {"partial_rotary_factor": self.pct}
+        return {"rope_type": "default", "rope_theta": self.base, **share}
 
     def _turn(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         half = self.rotated // 2

@@ -50,13 +50,14 @@ class XPos(Rotary):
         positions: Tensor,
         *,
         hidden: Tensor | None = None,
-        total_length: int | None = None,
+        total_length: int | Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """q and k [B, H, L, D] turned and scaled at `positions` ([L] or [B, L]).
 
         Raises ValueError where q's dtype cannot hold the factors of `total_length` (or L) tokens.
         """
-        self._check(total_length or positions.shape[-1], q.dtype)
+        whole = total_length if isinstance(total_length, int) else positions.shape[-1]
+        self._check(whole, q.dtype)
         cos, sin = self.rotation(positions.to(q.device), q.dtype)
         steps = torch.arange(0, self.rotated, 2, device=q.device, dtype=cos.dtype)
         zeta = (steps / self.rotated + GAMMA) / (1 + GAMMA)
@@ -66,6 +67,9 @@ class XPos(Rotary):
             self._turn(q, cos * factor, sin * factor),
             self._turn(k, cos / factor, sin / factor),
         )
+
+    def rope_parameters(self) -> None:
+        """None: transformers' rotary has no factors."""
 
     def _check(self, length: int, dtype: torch.dtype) -> None:
         fastest = -math.log(GAMMA / (1 + GAMMA))

@@ -6,6 +6,8 @@ import pytest
 import torch
 from attention_cases import Counting, Slanted, assert_same, outcome, padding, tensors
 
+from megatron_patches.attention import attend
+
 TIERS = {"positional": Slanted, "content": Counting}
 SHAPES = {
     "short": ((5,), {}),
@@ -44,3 +46,19 @@ def test_the_position_of_the_query_counts(tier):
     shifted = outcome("chunked", method, (q[:, :, :4], k[:, :, 6:], v[:, :, 6:]), query_offset=8)[0]
     true = outcome("chunked", method, (q[:, :, :4], k, v), query_offset=14, window=9)[0]
     assert (shifted - true).abs().max() > 1e-3
+
+
+class Recording(Slanted):
+    """Keeps what its transform is told of the length."""
+
+    def transform(self, q, k, positions, *, hidden=None, total_length=None):
+        self.told = total_length
+        return q, k
+
+
+def test_the_transform_is_told_the_length_of_each_row():
+    method, qkv = Recording(), tensors(3, 12, batch=2, dtype=torch.float32)
+    attend(*qkv, method)
+    assert method.told == 12 and method.transforms and not Slanted().transforms
+    attend(*qkv, method, key_padding_mask=padding(2, 12, (4, -5)))
+    assert method.told.tolist() == [8, 7]

@@ -237,6 +237,13 @@ def test_another_tokenizer_is_refused(tmp_path):
     assert not (tmp_path / "to").exists()
 
 
+@pytest.mark.parametrize("method", ["xpos"])
+def test_what_no_model_of_theirs_computes_is_refused_by_name(tmp_path, method):
+    with pytest.raises(ConfigError, match=f"{method}: no Hugging Face model turns .* rotary_pct="):
+        carried(tmp_path, method)
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
 # ---- hostile and foreign folders -------------------------------------------------------------
 
 
