@@ -1,7 +1,7 @@
 """Rotary embedding: queries and keys are turned by angles proportional to their positions.
 
-Su et al.: RoFormer (arXiv 2104.09864), section 3.2; the first and the second half of the rotated
-dimensions form the pairs, as in GPT-NeoX.
+Su et al.: RoFormer (arXiv 2104.09864), section 3.2. Frequencies may be stretched for longer texts:
+position interpolation (2306.15595), NTK-aware bases, YaRN (2309.00071); `_rope_scaling.py` has the formulas.
 """
 
 from __future__ import annotations
@@ -11,42 +11,62 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from megatron_patches.positions._base import PositionMethod
 from megatron_patches.positions._geometry import Geometry
+from megatron_patches.positions._rope_scaling import RopeScaling
+from megatron_patches.positions._rotation import Rotation
 
 
-class Rotary(PositionMethod):
-    """Saves and learns nothing. Angles are fp32 (float64 for float64 queries).
+class Rotary(Rotation):
+    """Saves and learns nothing. All options but the first two may be set when a trained model is read.
 
-    Options: `rotary_pct`, the rotated share of the head size, in (0, 1]; the number of dimensions
-    is rounded down and must be even. `rotary_emb_base` (> 0).
+    Under a dynamic scaling the angles of a whole text follow its length: earlier tokens change when later
+    ones arrive. So a cache keeps raw keys, and decoding equals a pass over the whole text in the first
+    layer only: the keys of deeper layers were computed from what the text was when they were read.
+
+    Options: `rotary_pct` and `rotary_emb_base` (`Rotation`). `scaling`: "none", "linear" (position
+    interpolation), "ntk", "yarn", "dynamic_linear", "dynamic_ntk", "dynamic_yarn". `factor` >= 1, of the
+    static kinds and, 1 unless given, of dynamic_ntk. `original_length`: tokens of the training, of yarn and
+    the dynamic kinds; None: the geometry's `max_length`. Of yarn: `beta_fast`, `beta_slow`, `truncate` (whole
+    pairs at both ends of its ramp), and `attention_factor` on cosines and sines, None: 0.1 ln(factor) + 1.
     """
 
     module_name = "rotary_emb"
+    evaluation_options = (
+        *("scaling", "factor", "original_length", "beta_fast", "beta_slow"),
+        *("attention_factor", "truncate"),
+    )
 
     def __init__(
         self,
         geometry: Geometry,
         *,
-        rotary_pct: float = 1.0,
-        rotary_emb_base: float = 10000.0,
+        scaling: str = "none",
+        factor: float | None = None,
+        original_length: int | None = None,
+        beta_fast: float = 32.0,
+        beta_slow: float = 1.0,
+        attention_factor: float | None = None,
+        truncate: bool = True,
         **common: Any,
     ) -> None:
         super().__init__(geometry, **common)
-        self.rotated = int(self.head_dim * rotary_pct)
-        if not 0 < rotary_pct <= 1 or self.rotated < 2 or self.rotated % 2:
-            raise ValueError(
-                f"rotary: rotary_pct={rotary_pct} of head_dim={self.head_dim} are {self.rotated} "
-                "dimensions; they must be an even number of at least 2 and at most head_dim"
+        try:
+            self.scaling = RopeScaling(
+                rotated=self.rotated,
+                base=self.base,
+                scaling=scaling,
+                factor=factor,
+                original_length=original_length,
+                trained_length=geometry.max_length,
+                beta_fast=beta_fast,
+                beta_slow=beta_slow,
+                attention_factor=attention_factor,
+                truncate=truncate,
             )
-        if rotary_emb_base <= 0:
-            raise ValueError(f"rotary: rotary_emb_base={rotary_emb_base} must be positive")
-        self.pct, self.base = float(rotary_pct), float(rotary_emb_base)
-
-    @property
-    def inv_freq(self) -> Tensor:
-        """fp32 [R / 2], radians a position: the KERPLE authors' fork saved it with each layer."""
-        return self.base ** -(torch.arange(0, self.rotated, 2) / self.rotated)
+        except ValueError as error:
+            raise ValueError(f"rotary: {error}") from None
+        if self.scaling.dynamic:
+            self.cache = "raw"
 
     def transform(
         self,
@@ -57,32 +77,38 @@ class Rotary(PositionMethod):
         hidden: Tensor | None = None,
         total_length: int | Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """q and k [B, H, L, D] turned by `positions` ([L] or [B, L]); shape and dtype are kept."""
-        cos, sin = self.rotation(positions.to(q.device), q.dtype)
-        return self._turn(q, cos, sin), self._turn(k, cos, sin)
+        """q and k [B, H, L, D] turned by `positions` ([L] or [B, L]); shape and dtype are kept.
 
-    def rotation(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Cosines and sines of the angles at `positions`: [L, R / 2], or [B, 1, L, R / 2] for [B, L].
-
-        They broadcast over heads either way. fp32, or float64 for queries of that `dtype`.
+        Raises ValueError where the scaling is dynamic and `total_length` is None.
         """
+        positions = positions.to(q.device)
+        if self.scaling.scaling == "none":
+            cos, sin = self.rotation(positions, q.dtype)
+        else:
+            cos, sin = self._scaled(positions, q.dtype, total_length)
+        return self.turn(q, cos, sin), self.turn(k, cos, sin)
+
+    def _scaled(
+        self, positions: Tensor, dtype: torch.dtype, length: int | Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        if length is None and self.scaling.dynamic:
+            raise ValueError(f"rotary: scaling={self.scaling.scaling} needs the total length")
         exact = torch.float64 if dtype == torch.float64 else torch.float32
-        steps = torch.arange(0, self.rotated, 2, device=positions.device, dtype=exact)
-        angle = positions.to(exact)[..., None] / self.base ** (steps / self.rotated)
-        angle = angle if positions.dim() == 1 else angle[:, None]
-        return angle.cos(), angle.sin()
+        if length is not None and not isinstance(length, Tensor):
+            length = torch.full((), float(length), dtype=exact, device=positions.device)
+        positions = positions.to(exact)
+        spacing, amplitude = self.scaling.spacing(length, positions)
+        cos, sin = self.waves(positions, spacing)
+        if isinstance(amplitude, Tensor) and amplitude.dim() == 2:  # one a row of the batch
+            amplitude = amplitude[:, :, None, None]
+        return cos * amplitude, sin * amplitude
 
     def rope_parameters(self) -> dict[str, Any] | None:
-        """Kind "default"."""
+        """Kind "default"; None where something is scaled."""
+        if self.scaling.scaling != "none":
+            return None
         share = {"partial_rotary_factor": self.pct}
         return {"rope_type": "default", "rope_theta": self.base, **share}
 
-    def _turn(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        half = self.rotated // 2
-        first, second, rest = x.split([half, half, self.head_dim - self.rotated], dim=-1)
-        first, second = first.to(cos.dtype), second.to(cos.dtype)
-        turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
-        return torch.cat((turned.to(x.dtype), rest), dim=-1)
-
     def _options(self) -> dict[str, Any]:
-        return {"rotary_pct": self.pct, "rotary_emb_base": self.base, **super()._options()}
+        return {**self.scaling.options(), **super()._options()}

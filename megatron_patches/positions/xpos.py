@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from megatron_patches.positions._geometry import Geometry
-from megatron_patches.positions.rotary import Rotary
+from megatron_patches.positions._rotation import Rotation
 
 GAMMA = 0.4
 # The largest power of e for the factor of a key: e^3 (float16) to e^8 below what the dtype can hold, for
@@ -21,13 +21,13 @@ GAMMA = 0.4
 LARGEST = {torch.float16: 8.0, torch.bfloat16: 80.0, torch.float32: 80.0, torch.float64: 700.0}
 
 
-class XPos(Rotary):
+class XPos(Rotation):
     """Saves and learns nothing. Queries are multiplied by zeta^(p / scale_base), keys divided by it.
 
     Powers count from position 0, so that transformed keys may stay in a cache. Keys of the fastest pair
     would leave float32 near position 36,000, float16 near 4,500: refused from 32,696 and 3,270 tokens on.
 
-    Options: `scale_base` > 0, 512 in the authors' code; those of rotary.
+    Options: `scale_base` > 0, 512 in the authors' code; those of `Rotation`.
     """
 
     module_name = "xpos"
@@ -64,12 +64,9 @@ class XPos(Rotary):
         factor = zeta ** (positions.to(cos)[..., None] / self.scale_base)
         factor = factor if positions.dim() == 1 else factor[:, None]
         return (
-            self._turn(q, cos * factor, sin * factor),
-            self._turn(k, cos / factor, sin / factor),
+            self.turn(q, cos * factor, sin * factor),
+            self.turn(k, cos / factor, sin / factor),
         )
-
-    def rope_parameters(self) -> None:
-        """None: transformers' rotary has no factors."""
 
     def _check(self, length: int, dtype: torch.dtype) -> None:
         fastest = -math.log(GAMMA / (1 + GAMMA))

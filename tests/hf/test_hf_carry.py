@@ -237,10 +237,21 @@ def test_another_tokenizer_is_refused(tmp_path):
     assert not (tmp_path / "to").exists()
 
 
-@pytest.mark.parametrize("method", ["xpos"])
-def test_what_no_model_of_theirs_computes_is_refused_by_name(tmp_path, method):
-    with pytest.raises(ConfigError, match=f"{method}: no Hugging Face model turns .* rotary_pct="):
-        carried(tmp_path, method)
+@pytest.mark.parametrize(
+    ("method", "options", "told"),
+    [
+        ("xpos", {}, "scale_base=512.0"),
+        ("rotary", {"scaling": "linear", "factor": 4}, "scaling=linear, factor=4"),
+        (
+            "rotary",
+            {"scaling": "dynamic_ntk"},
+            "scaling=dynamic_ntk, factor=1.0, original_length=16",
+        ),
+    ],
+)
+def test_what_no_model_of_theirs_computes_is_refused_by_name(tmp_path, method, options, told):
+    with pytest.raises(ConfigError, match=f"{method}: no Hugging Face model turns .* with {told}"):
+        carried(tmp_path, method, position_options=options)
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 

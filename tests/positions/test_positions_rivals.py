@@ -5,7 +5,9 @@ set-up ("h4": batch 2 with 4 heads, "h12": batch 1 with 12 heads; 48 tokens, hea
 Tensors are named `CASE/...`: `param.NAME`, then what must come out: `out`, `grad.NAME` of sum(out * g),
 `bias` [H, 48, 48], `table` with its `distances`, `bias_rows` with the query positions `rows`; of methods
 that rewrite scores `scores` and `weights` (after the softmax) [B, H, 48, 48], of the first samples;
-`log_gate` [B, H, 48] of the input `x`, `start.NAME` of a parameter before anything is loaded.
+`log_gate` [B, H, 48] of the input `x`, `start.NAME` of a parameter before anything is loaded; `q` and `k` as
+the method's transform leaves them. `positions` [48] are those of queries and keys, which else are counted;
+the whole text then has `total_length` tokens (in the metadata of the case).
 """
 
 from __future__ import annotations
@@ -87,6 +89,22 @@ class Golden:
             found |= {key: found[key][..., order] for key in "qk"}
         return found
 
+    def transformed(self, given: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Queries and keys at the golden's positions."""
+        return self.method.transform(
+            given["q"],
+            given["k"],
+            self.tensors["positions"],
+            total_length=self.facts.get("total_length"),
+        )
+
+    def attend(self, given: dict[str, Tensor], impl: str) -> Tensor:
+        if "positions" not in self.tensors:
+            gates = self.method.decay(given["x"])
+            return attend(given["q"], given["k"], given["v"], self.method, impl=impl, gates=gates)
+        q, k = self.transformed(given)
+        return attend(q, k, given["v"], self.method, impl=impl, transformed=True)
+
     def same(self, key: str, ours: Tensor) -> None:
         expected = self.tensors[key].double()
         if key in ("grad.q", "grad.k") and self.facts.get("channels") == "neighbours":
@@ -118,8 +136,7 @@ def test_output_and_gradients(name, case, impl):
     given = golden.inputs()
     leaves = {key: given[key].requires_grad_() for key in "qkvx"}
     leaves |= dict(golden.method.named_parameters())
-    gates = golden.method.decay(given["x"])
-    out = attend(given["q"], given["k"], given["v"], golden.method, impl=impl, gates=gates)
+    out = golden.attend(given, impl)
     golden.same("out", out)
     (out * given["g"]).sum().backward()
     found = {key for key in golden.tensors if key.startswith("grad.")}
@@ -140,6 +157,14 @@ def test_start_values(name, case):
     golden = Golden(name, case)
     for key in (key for key in golden.tensors if key.startswith("start.")):
         golden.same(key, golden.start[key.removeprefix("start.")])
+
+
+@pytest.mark.parametrize(("name", "case"), cases_with("q"))
+def test_transformed_queries_and_keys(name, case):
+    golden = Golden(name, case)
+    given = golden.inputs()
+    for key, ours in zip("qk", golden.transformed(given), strict=True):
+        golden.same(key, ours)
 
 
 @pytest.mark.parametrize(("name", "case"), cases_with("table"))
