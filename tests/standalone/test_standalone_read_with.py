@@ -145,3 +145,31 @@ def test_labels_name_texts_first_and_the_window_last():
     known = "rotary (position_sharing=layer), scaling yarn, factor 8, truncate false"
     assert series_label(row) == f"{known}, window 512"
     assert series_label(row, window=False) == known
+
+
+# ---- temperatures of a model without positions --------------------------------------------------
+
+
+def test_a_model_without_positions_is_read_at_several_temperatures(config, tmp_path):
+    folder = train(config(pos_emb="none", train_iters=4))
+    output = tmp_path / "rows.jsonl"
+    command = ["--checkpoint", str(folder), "--lengths", "32", "--output", str(output)]
+    for words in ([], [OPTION, "temperature=1.0"], [OPTION, "temperature=1.5"]):
+        assert cli.eval_main([*command, *words]) == 0
+    plain, same, other = read_rows(output)
+    assert plain.window_losses == same.window_losses != other.window_losses
+    assert series_label(other) == "none, temperature 1.5"
+    with pytest.raises(ConfigError, match=r"has other parameters than .* \(scale\)"):
+        load_model(folder, position_options={"temperature": "heads"})
+
+
+def test_temperatures_of_heads_are_learned_for_each_layer(config):
+    learned = {"position_options": {"temperature": "heads", "initial_temperature": 1.6}}
+    folder = train(config(pos_emb="none", train_iters=6, **learned))
+    stored = {key: t for key, t in tools.weights(folder).items() if key.endswith("position.scale")}
+    assert len(stored) == 2 and all(t.shape == (4,) for t in stored.values())
+    assert len({value for t in stored.values() for value in t.tolist()}) == 8
+    assert "position/layer0/scale_mean" in tools.log(folder)[0]
+    model = load_model(folder)
+    for key, tensor in stored.items():
+        assert torch.equal(model.state_dict()[key], tensor)
