@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from megatron_patches.positions import PositionMethod, build, method_class, names
+from megatron_patches.positions import PositionMethod, build, names
 
 EVERY_KEY = {
     "alibi": {"slopes": [12]},
@@ -133,7 +133,7 @@ def test_matrix_equals_gathered_table(name):
         torch.testing.assert_close(values, table[:, distance])
 
 
-CONTENT = [name for name in names() if method_class(name).tier == "content"]
+CONTENT = [name for name in names() if make(name).rewrites_scores]
 
 
 @pytest.mark.parametrize("name", CONTENT)
