@@ -35,6 +35,7 @@ SIZES = {
     "cpu_mini_position": (8 * 3 * 3, 2 * 2),
     "cpu_mini_last": (14 * 3 * 3, 6),
     "cpu_mini_retrieval": (8 * 3 * 3, 2 * 5 * 5),
+    "cpu_zoo": (9 * 3, 8),
 }
 
 
