@@ -10,12 +10,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from megatron_patches.positions._base import PositionMethod
 from megatron_patches.positions._geometry import Geometry
 from megatron_patches.positions._perceptron import perceptron
+from megatron_patches.positions._piecewise import relu_network
 
 SMALLEST = 1e-6  # beside the normaliser
 
@@ -75,9 +75,7 @@ class Fire(PositionMethod):
         share = _psi(c, distance.to(dtype)) / (_psi(c, last) + SMALLEST)
         outer = self.get_parameter("mlp.2.weight").to(dtype)
         weight, bias = (self.get_parameter(f"mlp.0.{key}").to(dtype) for key in ("weight", "bias"))
-        hidden = F.relu(share[..., None] * weight[:, 0] + bias)
-        values = (hidden @ outer.t()).movedim(-1, 0)
-        return self.result(values.contiguous())
+        return self.result(relu_network(share, weight[:, 0], bias, outer))
 
     def _options(self) -> dict[str, Any]:
         return {
