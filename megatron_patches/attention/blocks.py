@@ -17,6 +17,13 @@ LOG2E = 1.4426950408889634
 # 131072 keys, in one go; with the handful of tensors of that size at once it stays near 2 GB.
 BACKWARD_SCORES = 1 << 18
 BACKWARD_SCORES_ELSEWHERE = 1 << 27
+# The same for methods that read whole rows of all heads: they keep up to 16 tensors of the size of the
+# scores for their backward. 16 MB each on the CPU, 128 MB elsewhere: 256 MB and 2 GB together.
+WHOLE_ROWS = 1 << 22
+WHOLE_ROWS_ELSEWHERE = 1 << 25
+FEWEST_ROWS = (
+    16  # fewer than these only when samples go one by one: every piece touches all of k and v
+)
 
 
 def block_shape(batch: int, heads: int, keys: int, device: str = "cpu") -> tuple[int, int]:
@@ -58,6 +65,14 @@ def forward_blocks(
                 slice(first_sample, min(first_sample + samples, batch)),
                 slice(first_head, min(first_head + group, heads)),
             )
+
+
+def whole_rows(batch: int, heads: int, keys: int, device: str = "cpu") -> tuple[int, int]:
+    """Samples and queries to compute together where neither keys nor heads can be split."""
+    budget = WHOLE_ROWS if device == "cpu" else WHOLE_ROWS_ELSEWHERE
+    row = heads * keys
+    samples = min(batch, max(1, budget // (FEWEST_ROWS * row)))
+    return samples, min(BACKWARD_CHUNK, max(1, budget // (samples * row)))
 
 
 def probabilities(

@@ -36,7 +36,7 @@ def run(problem: Problem) -> Tensor:
     """`out_BHQD` for every tier; no tensor of queries x keys exists at any time."""
     method, gates = problem.method, problem.gates
     if method.tier == "positional" or method.rewrites_scores:
-        return recomputed(problem, BACKWARD_CHUNK)
+        return recomputed(problem)
     table_HL = method.table(problem.keys)
     if table_HL is None:
         table_HL = torch.zeros(problem.q.shape[1], problem.keys, device=problem.q.device)

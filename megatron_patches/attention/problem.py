@@ -94,6 +94,17 @@ class Problem:
             v=self.v.masked_fill(hidden_B1K1, 0),
         )
 
+    def samples(self, some: slice) -> Problem:
+        """The part of the problem that belongs to some samples of the batch."""
+        padding = self.sight.padding
+        return replace(
+            self,
+            q=self.q[some],
+            k=self.k[some],
+            v=self.v[some],
+            sight=replace(self.sight, padding=None if padding is None else padding[some]),
+        )
+
     def rows(self, first: int, last: int) -> Problem:
         """The part of the problem that belongs to queries `[first, last)`, with the keys they can see."""
         sight = self.sight

@@ -1,12 +1,14 @@
-"""Dense attention chunk by chunk, recomputed in the backward: methods beyond a table of distances.
+"""Dense attention piece by piece, recomputed in the backward: methods beyond a table of distances.
 
 A method of tier `positional` or `content` may look at whole rows and at all heads, so neither keys nor
-heads are split. Not `torch.utils.checkpoint` around every chunk: its outputs, alive until the end, lie
-between temporary blocks that grow from chunk to chunk, and the C allocator then keeps most of those.
+heads are split, only samples and queries. Not `torch.utils.checkpoint` around every piece: its outputs,
+alive until the end, lie between temporary blocks that grow from piece to piece, and the C allocator
+then keeps most of those.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -14,25 +16,38 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from megatron_patches.attention.blocks import whole_rows
 from megatron_patches.attention.problem import Problem, Sight, dense
 from megatron_patches.positions import PositionMethod
 
 
-def recomputed(problem: Problem, chunk: int) -> Tensor:
-    """`out_BHQD`, `chunk` queries at a time; memory grows with chunk x keys."""
+def recomputed(problem: Problem) -> Tensor:
+    """`out_BHQD`; beside tensors of the size of q, k and v, memory has a bound of its own.
+
+    Beyond that only the scores of a single query of a single sample, where these alone are more.
+    """
     # Parameters are arguments so that the graph leads to them; `dense` reads them from the method.
     parameters = [p for p in problem.method.parameters() if p.requires_grad]
     out: Tensor = _Recomputed.apply(
         problem.method,
         problem.scale,
         problem.sight,
-        chunk,
         problem.q,
         problem.k,
         problem.v,
         *parameters,
     )
     return out
+
+
+def _pieces(problem: Problem) -> Iterator[tuple[slice, slice]]:
+    """Slices of samples and queries to compute together."""
+    batch, heads = problem.q.shape[:2]
+    samples, rows = whole_rows(batch, heads, problem.keys, problem.q.device.type)
+    for sample in range(0, batch, samples):
+        some = slice(sample, min(sample + samples, batch))
+        for first in range(0, problem.queries, rows):
+            yield some, slice(first, min(first + rows, problem.queries))
 
 
 class _Recomputed(torch.autograd.Function):
@@ -42,19 +57,18 @@ class _Recomputed(torch.autograd.Function):
         method: PositionMethod,
         scale: float,
         sight: Sight,
-        chunk: int,
         q: Tensor,
         k: Tensor,
         v: Tensor,
         *parameters: Tensor,
     ) -> Tensor:
         ctx.save_for_backward(q, k, v, *parameters)
-        ctx.rest, ctx.chunk, ctx.parameters = (method, scale, sight), chunk, parameters
+        ctx.rest, ctx.parameters = (method, scale, sight), parameters
         problem = Problem(q, k, v, *ctx.rest)
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
-        for first in range(0, problem.queries, chunk):
-            last = min(first + chunk, problem.queries)
-            out[:, :, first:last] = dense(problem.rows(first, last), sight.first_key(first))
+        for some, rows in _pieces(problem):
+            part = problem.samples(some).rows(rows.start, rows.stop)
+            out[some, :, rows] = dense(part, sight.first_key(rows.start))
         return out
 
     @staticmethod
@@ -66,28 +80,31 @@ class _Recomputed(torch.autograd.Function):
         dtype = problem.compute_dtype
         sums = [torch.zeros_like(t, dtype=dtype) for t in (q, k, v)]
         sums += [torch.zeros_like(p) for p in ctx.parameters]
-        for first in range(0, problem.queries, ctx.chunk):
-            last = min(first + ctx.chunk, problem.queries)
-            start, end = sight.first_key(first), sight.offset + last
-            part = problem.rows(first, last)
+        for some, rows in _pieces(problem):
+            start, end = sight.first_key(rows.start), sight.offset + rows.stop
+            part = problem.samples(some).rows(rows.start, rows.stop)
             leaves = [t.detach().to(dtype).requires_grad_() for t in (part.q, part.k, part.v)]
             with torch.enable_grad():
                 out = dense(replace(part, q=leaves[0], k=leaves[1], v=leaves[2]), start)
             found = torch.autograd.grad(
                 out,
                 [*leaves, *ctx.parameters],
-                grad_out[:, :, first:last].to(dtype),
+                grad_out[some, :, rows].to(dtype),
                 allow_unused=True,
             )
-            rows, keys = slice(first, last), slice(start, end)
-            places = [sums[0][:, :, rows], sums[1][:, :, keys], sums[2][:, :, keys], *sums[3:]]
+            places = [
+                sums[0][some, :, rows],
+                *(t[some, :, start:end] for t in sums[1:3]),
+                *sums[3:],
+            ]
             for total, grad in zip(places, found, strict=True):
                 if grad is not None:
                     total += grad
+            del leaves, out, found, grad  # else they stay while the next piece makes its own
         inputs = (q, k, v, *ctx.parameters)
-        needs = ctx.needs_input_grad[4:]
+        needs = ctx.needs_input_grad[3:]
         grads = [
             total.to(t.dtype) if need else None
             for total, t, need in zip(sums, inputs, needs, strict=True)
         ]
-        return (None, None, None, None, *grads)
+        return (None, None, None, *grads)

@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from megatron_patches.positions import method_class, names
+
 HERE = Path(__file__).parent
+WHOLE_ROWS = [name for name in names() if method_class(name).tier != "table"]
 MEASURE = f"""
 import json, os, sys
 os.environ.update(OMP_NUM_THREADS="1")
@@ -19,7 +22,7 @@ torch.set_num_threads(1)
 from attention_cases import Counting, Slanted, make
 from megatron_patches.attention import attend
 
-impl, name, length, heads, training = json.loads(sys.argv[1])
+impl, name, length, heads, training, queries = json.loads(sys.argv[1])
 
 def resident(key):
     with open("/proc/self/status") as status:
@@ -33,11 +36,13 @@ def run(q, k, v):
 hand_made = dict(positional=Slanted, content=Counting)
 method = hand_made[name](heads, 64) if name in hand_made else make(name, heads, 64)
 method.requires_grad_(training)
-def inputs(length):
-    return [torch.randn(1, heads, length, 64).requires_grad_(training) for _ in range(3)]
+def inputs(length, queries):
+    lengths = (queries, length, length)
+    return [torch.randn(1, heads, n, 64).requires_grad_(training) for n in lengths]
 grad_out = torch.ones(1, heads, 64, 64)
-run(*inputs(64))
-qkv, grad_out = inputs(length), torch.ones(1, heads, length, 64)
+run(*inputs(64, 64))
+queries = queries or length
+qkv, grad_out = inputs(length, queries), torch.ones(1, heads, queries, 64)
 before = resident("VmRSS")
 with open("/proc/self/clear_refs", "w") as file:
     file.write("5")
@@ -49,9 +54,16 @@ linux = pytest.mark.skipif(
 )
 
 
-def peak(impl: str, name: str, length: int, heads: int = 12, training: bool = False) -> float:
-    """MB above the inputs."""
-    request = json.dumps([impl, name, length, heads, training])
+def peak(
+    impl: str,
+    name: str,
+    length: int,
+    heads: int = 12,
+    training: bool = False,
+    queries: int | None = None,
+) -> float:
+    """MB above the inputs; of the last `queries` alone, or of all."""
+    request = json.dumps([impl, name, length, heads, training, queries])
     done = subprocess.run(
         [sys.executable, "-c", MEASURE, request], capture_output=True, text=True, check=False
     )
@@ -86,6 +98,21 @@ def test_other_tiers_take_linear_memory(name):
     """Four times the length: about four times the memory, where squares would take sixteen."""
     short, long = (peak("chunked", name, length, 2, True) for length in (1024, 4096))
     assert long < 7 * short, f"{short:.0f} MB, then {long:.0f} MB"
+
+
+@linux
+@pytest.mark.parametrize("name", WHOLE_ROWS)
+def test_whole_rows_of_16384_keys(name):
+    """The longest rows of that length; all queries add their output, 48 MB."""
+    assert peak("chunked", name, 16384, queries=128) < 500
+
+
+@linux
+@pytest.mark.slow
+@pytest.mark.parametrize("name", WHOLE_ROWS)
+def test_whole_rows_of_16384_keys_in_training(name):
+    """All queries add their output and the gradient of q, 96 MB."""
+    assert peak("chunked", name, 16384, training=True, queries=512) < 900
 
 
 IMPORTS = """

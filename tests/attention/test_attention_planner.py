@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from test_attention_memory import linux, peak
+from test_attention_memory import WHOLE_ROWS, linux, peak
 
 from megatron_patches.attention import IMPLEMENTATIONS
 from megatron_patches.attention.memory import Size, peak_bytes
@@ -28,6 +28,30 @@ def test_expected_and_measured_peak_agree(impl, length, heads, training):
     assert abs(expected / measured - 1) < 0.25, (
         f"expected {expected:.1f}, measured {measured:.1f} MB"
     )
+
+
+@linux
+@pytest.mark.slow
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("name", WHOLE_ROWS)
+def test_expected_and_measured_peak_of_whole_rows(name, training):
+    """One formula for all such methods, whatever they make of the scores."""
+    size = Size(1, 12, 2048, 2048, 64, 4, training, whole_rows=True)
+    expected, measured = (
+        peak_bytes("chunked", size) / 2**20,
+        peak("chunked", name, 2048, 12, training),
+    )
+    assert 0.8 < expected / measured < 1.6, f"expected {expected:.1f}, measured {measured:.1f} MB"
+
+
+def test_whole_rows_have_a_bound_of_their_own():
+    """Twice the keys: more for tensors like q, k and v alone; also in a large batch."""
+    for batch in (1, 8):
+        short, long = (
+            Size(batch, 12, 64, keys, 64, gradients=True, whole_rows=True) for keys in (8192, 16384)
+        )
+        more = peak_bytes("chunked", long) - peak_bytes("chunked", short)
+        assert 0 < more <= 4 * (long.k - short.k) + 2**26
 
 
 def test_every_implementation_has_a_formula():

@@ -6,7 +6,7 @@ import pytest
 import torch
 from attention_cases import Counting, Slanted, assert_same, outcome, padding, tensors
 
-from megatron_patches.attention import attend
+from megatron_patches.attention import attend, blocks
 
 TIERS = {"positional": Slanted, "content": Counting}
 SHAPES = {
@@ -33,6 +33,28 @@ def test_chunked_equals_the_reference(tier, shape, dtype):
     found = outcome("chunked", method, qkv, **arguments)
     assert_same(found, expected, 1e-11 if dtype == torch.float64 else 1e-5)
     assert all(grad is not None and grad.any() for grad in found[1]) or lengths == (1, 200)
+
+
+@pytest.mark.parametrize(
+    ("keys", "budget", "expected"),
+    # 4 samples of 3 heads. More rows than the longest piece; all samples, fewer rows; then some samples,
+    # with at least 16 rows; one sample with fewer rows; one row that is more than the budget.
+    [
+        (40, 3 * 40 * 4 * 200, (4, 128)),
+        (300, 3 * 300 * 4 * 20, (4, 20)),
+        (300, 3 * 300 * 16 * 3, (3, 16)),
+        (300, 3 * 300 * 5, (1, 5)),
+        (300, 3 * 200, (1, 1)),
+    ],
+)
+@pytest.mark.parametrize("tier", TIERS)
+def test_pieces_of_samples_and_rows(monkeypatch, tier, keys, budget, expected):
+    monkeypatch.setattr(blocks, "WHOLE_ROWS", budget)
+    assert blocks.whole_rows(4, 3, keys) == expected
+    method, qkv = TIERS[tier]().to_float64_(), tensors(min(keys, 60), keys, batch=4)
+    arguments = {"key_padding_mask": padding(4, keys, (3, -5, 0, keys)), "window": 25}
+    whole = outcome("reference", method, qkv, **arguments)
+    assert_same(outcome("chunked", method, qkv, **arguments), whole, 1e-11)
 
 
 @pytest.mark.parametrize("tier", TIERS)
