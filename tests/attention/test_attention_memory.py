@@ -8,11 +8,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from attention_cases import make
 
-from megatron_patches.positions import method_class, names
+from megatron_patches.positions import names
 
 HERE = Path(__file__).parent
-WHOLE_ROWS = [name for name in names() if method_class(name).tier != "table"]
+WHOLE_ROWS = [
+    name for name in names() if make(name).rewrites_scores or make(name).tier == "positional"
+]
 MEASURE = f"""
 import json, os, sys
 os.environ.update(OMP_NUM_THREADS="1")
