@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib.util
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import bench_common  # noqa: F401  (puts the repository on the path)
 import torch
@@ -18,6 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from megatron_patches.attention import triton as ours
 from megatron_patches.attention.problem import Problem, Sight
+from megatron_patches.attention.windows import window_of
 from megatron_patches.positions import PositionMethod, build
 
 LONGEST = 32768
@@ -44,14 +45,18 @@ def make_method(name: str, heads: int, head_dim: int) -> PositionMethod:
 
 
 def make_inputs(
-    name: str, shape: tuple[int, int, int, int], dtype: torch.dtype, device: str, **sight: Any
+    name: str,
+    shape: tuple[int, int, int, int],
+    dtype: torch.dtype,
+    device: str,
+    window: int | None = None,
 ) -> Inputs:
     """Queries, keys and values of `[batch, heads, length, head_dim]`, the same numbers everywhere."""
     generator = torch.Generator().manual_seed(0)
     q, k, v, grad_out = (torch.randn(shape, generator=generator).to(dtype) for _ in range(4))
     method = make_method(name, shape[1], shape[3]).to(device)
     leaves = [t.to(device).requires_grad_() for t in (q, k, v)]
-    problem = Problem(*leaves, method, 1 / math.sqrt(shape[3]), Sight(**sight))
+    problem = Problem(*leaves, method, 1 / math.sqrt(shape[3]), Sight(window=window_of(window)))
     return Inputs(problem, grad_out.to(device))
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from megatron_patches.attention.gates import Gates
 from megatron_patches.attention.problem import Problem, Sight
 from megatron_patches.attention.selection import announce, choose, implementation
+from megatron_patches.attention.windows import Window, window_of
 from megatron_patches.positions import PositionMethod
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -28,7 +29,7 @@ def attend(
     *,
     impl: str = "auto",
     query_offset: int | None = None,
-    window: int | None = None,
+    window: int | tuple[str, int] | Window | None = None,
     key_padding_mask: Tensor | None = None,
     transformed: bool = False,
     eps: float = 0.0,
@@ -46,7 +47,8 @@ def attend(
             (compiled), or `auto`. A named implementation runs or raises; it is never replaced.
         query_offset: position of the first query among the keys. Default: the queries are the last
             ones, `keys - queries`.
-        window: number of keys a query sees, itself included (`distance < window`). Default: all.
+        window: number of keys a query sees, itself included (`distance < window`), or `("blockwise", b)`: a
+            query sees its own block of `b` positions and the one before. Default: all.
         key_padding_mask: boolean `[batch, keys]`, True where a key is padding. A query that sees no
             key at all gets zeros. Queries, keys and values under the padding count as zeros, so
             nothing there, NaN included, can reach an output or a gradient.
@@ -108,7 +110,7 @@ def _check(
     v: Tensor,
     method: PositionMethod,
     query_offset: int | None,
-    window: int | None,
+    window: int | tuple[str, int] | Window | None,
     key_padding_mask: Tensor | None,
     eps: float,
 ) -> Problem:
@@ -137,7 +139,7 @@ def _check(
         )
     _check_method(method, q)
     queries, keys = q.shape[2], k.shape[2]
-    window, query_offset = _integer("window", window), _integer("query_offset", query_offset)
+    seen_within, query_offset = window_of(window), _integer("query_offset", query_offset)
     if keys == 0:
         raise ValueError("there are no keys: k has length 0")
     if queries > keys:
@@ -152,8 +154,6 @@ def _check(
         )
     if not 0.0 <= eps < 1.0:
         raise ValueError(f"eps is a share of the attention weight, in [0, 1); got {eps}")
-    if window is not None and window < 1:
-        raise ValueError(f"window is the number of keys a query sees, at least 1; got {window}")
     if key_padding_mask is not None and (
         not isinstance(key_padding_mask, Tensor)
         or key_padding_mask.device != q.device
@@ -172,7 +172,7 @@ def _check(
     scale = method.score_scale
     if scale is None:
         scale = 1.0 / math.sqrt(method.head_dim)
-    return Problem(q, k, v, method, scale, Sight(offset, window, key_padding_mask, eps))
+    return Problem(q, k, v, method, scale, Sight(offset, seen_within, key_padding_mask, eps))
 
 
 def _check_method(method: PositionMethod, q: Tensor) -> None:

@@ -135,7 +135,7 @@ def _fused_forward(
 ) -> tuple[Tensor, Tensor | None]:
     """The output, and the log-sum-exp `[B, H, Q]` of every row if `keep` asks for it."""
     queries, keys = q.shape[2], k.shape[2]
-    view = View(table_HL, min(FORWARD_CHUNK, queries), sight.window, float("-inf"))
+    view = View(table_HL, min(FORWARD_CHUNK, queries), sight.distances, float("-inf"))
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
     lse_BHQ = None
     if keep and _WITH_LSE is not None and q.dtype != torch.float64:
@@ -145,8 +145,7 @@ def _fused_forward(
         # contiguous: a transposed view would be copied again in every chunk
         k_SGKD, v_SGKD = k[some, group].contiguous(), v[some, group].contiguous()
         q_SGQD = q[some, group].flip(2).contiguous()  # flip keeps the order of the strides
-        for first in range(0, queries, FORWARD_CHUNK):
-            last = min(first + FORWARD_CHUNK, queries)
+        for first, last in sight.chunks(queries, FORWARD_CHUNK):
             start, end = first_key(first, last, group), sight.offset + last
             mask = view.chunk(group, sight.offset + first, last - first, start, end)[None]
             if gates is not None:
@@ -179,7 +178,7 @@ def _plain_forward(
 ) -> Tensor:
     queries, dim, dtype = q.shape[2], q.shape[3], table_HL.dtype
     chunk = min(BACKWARD_CHUNK, queries)
-    view = View(table_HL, chunk, sight.window, float("-inf"))
+    view = View(table_HL, chunk, sight.distances, float("-inf"))
     weights = None if weight_HL is None else View(weight_HL, chunk, None, 0.0)
     first_key = first_keys(q, k, table_HL, weight_HL, gates, scale, sight)
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
@@ -188,8 +187,7 @@ def _plain_forward(
         q_NQD = q[some, heads].flip(2).to(dtype).reshape(-1, queries, dim)
         kT_NDK = k[some, heads].to(dtype).reshape(-1, k.shape[2], dim).transpose(1, 2)
         v_NKD = v[some, heads].to(dtype).reshape(-1, k.shape[2], dim)
-        for first in range(0, queries, chunk):
-            last = min(first + chunk, queries)
+        for first, last in sight.chunks(queries, chunk):
             rows, start, end = last - first, first_key(first, last, heads), sight.offset + last
             position = sight.offset + first
             bias = view.chunk(heads, position, rows, start, end)

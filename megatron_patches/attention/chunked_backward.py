@@ -39,7 +39,7 @@ def backward(
     heads, queries, dim, keys = q.shape[1], q.shape[2], q.shape[3], k.shape[2]
     dtype, device, chunk = table_HL.dtype, q.device, min(BACKWARD_CHUNK, queries)
     unit = 1.0 if lse_BHQ is None else LOG2E
-    view = View(table_HL * unit, chunk, sight.window, float("-inf"))
+    view = View(table_HL * unit, chunk, sight.distances, float("-inf"))
     first_key = first_keys(q, k, table_HL, weight_HL, gates, scale, sight)
     weights = None if weight_HL is None else View(weight_HL, chunk, None, 0.0)
     grad_q, grad_k, grad_v = (torch.empty_like(t) for t in (q, k, v))
@@ -69,8 +69,7 @@ def backward(
         # Score gradients lie in rows with `chunk` spare zero columns: see diagonal_sums.
         buffer = torch.zeros(samples, count, chunk, keys + chunk, dtype=dtype, device=device)
         widest = 0
-        for first in range(0, queries, chunk):
-            last = min(first + chunk, queries)
+        for first, last in sight.chunks(queries, chunk):
             rows, start, end = last - first, first_key(first, last, group), sight.offset + last
             width, position = end - start, sight.offset + first
             flipped = slice(queries - last, queries - first)
@@ -97,7 +96,7 @@ def backward(
                 v_NKD[:, start:end].transpose(1, 2),
             )
             if table_gradient or weight_gradient:
-                if widest > width:  # a window slides: columns of the chunk before must not remain
+                if widest > width:  # a window moves on: columns of the chunk before must not remain
                     buffer[..., width : widest + 1].zero_()
                 widest = width
             column = keys - position - rows + start
@@ -130,6 +129,6 @@ def backward(
         grad_k[some, group] = sum_k.view(samples, count, keys, dim).to(k.dtype)
         grad_v[some, group] = sum_v.view(samples, count, keys, dim).to(v.dtype)
 
-    grad_table = by_distance(grad_view, keys, sight.window) if table_gradient else None
-    grad_weight = by_distance(grad_weight_view, keys, sight.window) if weight_gradient else None
+    grad_table = by_distance(grad_view, keys, sight.distances) if table_gradient else None
+    grad_weight = by_distance(grad_weight_view, keys, sight.distances) if weight_gradient else None
     return grad_q, grad_k, grad_v, grad_table, grad_weight, grad_total, grad_gain

@@ -27,6 +27,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from megatron_patches.attention.problem import Problem
+from megatron_patches.attention.windows import Blockwise
 
 BLOCK = 128  # queries and keys of one block of the mask; FlexAttention's own default
 CAPACITY = 2048  # distances in the smallest table of a kernel without gradients
@@ -41,6 +42,8 @@ def refuses(problem: Problem) -> str | None:
     """The reason why FlexAttention cannot do this and what can, or None."""
     method, device = problem.method, problem.q.device.type
     head_dim, (least, most) = problem.q.shape[3], GPU_HEAD_DIM
+    if isinstance(problem.sight.window, Blockwise):
+        return "flex has sliding windows only, not blockwise ones; use chunked"
     if method.tier != "table":
         return f"flex reads distance tables, {method.name} is of tier {method.tier}; use chunked"
     if device not in ("cpu", "cuda"):
@@ -88,7 +91,7 @@ def run(problem: Problem) -> Tensor:
             tuple(None if t is None else tuple(t.shape) for t in captured),
             shape=(q.shape[0], problem.queries, keys) if gradients else None,
         )
-        window = keys if sight.window is None else min(sight.window, keys)
+        window = keys if sight.distances is None else min(sight.distances, keys)
         size = (problem.queries, keys, sight.offset, window)
         blocks = _blocks(*size, q.device, separate_full=sight.padding is None)
         return _compiled(family)(q, k, v, captured, blocks)

@@ -2,27 +2,57 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from megatron_patches.attention.gates import Gates
+from megatron_patches.attention.windows import Sliding, Window
 from megatron_patches.positions import PositionMethod
 
 
 @dataclass(frozen=True)
 class Sight:
-    """Who sees whom: query i, at position `offset + i`, sees keys at distance 0 <= d < `window`."""
+    """Who sees whom: query i stands at position `offset + i` and sees no later key, within `window`."""
 
     offset: int = 0
-    window: int | None = None
+    window: Window | None = None
     padding: Tensor | None = None  # bool [B, K], True at padding
     eps: float = 0.0  # share of a query's weight that an implementation may leave out
 
     def first_key(self, query: int) -> int:
         """The first key that this query, or any later one, can see."""
-        return 0 if self.window is None else max(0, self.offset + query - self.window + 1)
+        return 0 if self.window is None else self.window.first_key(self.offset + query)
+
+    @property
+    def distances(self) -> int | None:
+        """A key is seen at distances below this; None: the distance alone hides none."""
+        return self.window.width if isinstance(self.window, Sliding) else None
+
+    def visible(self, queries: int, keys: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Distances int64 [Q, K], negative for the future, and which keys are seen, without padding."""
+        query_Q1 = torch.arange(self.offset, self.offset + queries, device=device)[:, None]
+        key_K = torch.arange(keys, device=device)
+        seen = query_Q1 >= key_K
+        if self.window is not None:
+            seen = seen & self.window.visible(query_Q1, key_K)
+        return query_Q1 - key_K, seen
+
+    def chunks(self, queries: int, size: int) -> Iterator[tuple[int, int]]:
+        """`[first, last)` of at most `size` queries, all of which see every key from `first_key(first)` on.
+
+        Except those that `distances` and causality hide.
+        """
+        first = 0
+        while first < queries:
+            last = min(first + size, queries)
+            left = None if self.window is None else self.window.queries_left(self.offset + first)
+            if left is not None:
+                last = min(last, first + left)
+            yield first, last
+            first = last
 
 
 @dataclass(frozen=True)
@@ -133,10 +163,7 @@ def dense(problem: Problem, first_key: int = 0) -> Tensor:
     q, k, v = (t.to(dtype) for t in (problem.q, problem.k, problem.v))
     device = q.device
     query_Q = torch.arange(sight.offset, sight.offset + problem.queries, device=device)
-    distance_QK = query_Q[:, None] - torch.arange(problem.keys, device=device)[None, :]
-    visible = distance_QK >= 0
-    if sight.window is not None:
-        visible = visible & (distance_QK < sight.window)
+    distance_QK, visible = sight.visible(problem.queries, problem.keys, device)
     if sight.padding is not None:
         visible = visible[None, None] & ~sight.padding[:, None, None, :]
     distance_QK = distance_QK.clamp(min=0)

@@ -52,7 +52,7 @@ class Reach:
         dtype = table_HL.dtype
         tail_HL = table_HL.detach().clone()
         if sight.window is not None:
-            tail_HL[:, sight.window :] = float("-inf")
+            tail_HL[:, sight.window.span :] = float("-inf")
         # log of the sum of exp(b) over all distances from d on; falls with d whatever the bias does
         self.tail_HL = tail_HL.flip(-1).logcumsumexp(-1).flip(-1)
         last = sight.offset + q.shape[2]

@@ -31,6 +31,7 @@ from megatron_patches.attention._triton_launch import (
     programs,
 )
 from megatron_patches.attention.problem import Problem
+from megatron_patches.attention.windows import Blockwise
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 LARGEST_HEAD = 128
@@ -45,6 +46,8 @@ def refuses(problem: Problem) -> str | None:
             f"triton reads a bias by distance (tier 'table'); {method.name} is of tier "
             f"{method.tier!r}: use chunked or reference"
         )
+    if isinstance(problem.sight.window, Blockwise):
+        return "triton has sliding windows only, not blockwise ones: use chunked"
     if problem.sight.padding is not None:
         return (
             "triton has no key_padding_mask: use chunked, or pad on the right and ignore those rows"
@@ -94,7 +97,8 @@ def run(problem: Problem, *, closed_form: bool = True) -> Tensor:
         if table_HL is not None:
             kind, table_HL = "table", table_HL.float() * LOG2E
     weight_HL = method.weight_table(keys)
-    window = sight.window if sight.window is not None and sight.window < keys else None
+    width = sight.distances
+    window = width if width is not None and width < keys else None
     blocks = blocks_of(q.dtype, q.shape[3], is_roomy(q.device))
     call = Call(kind, problem.scale, sight.offset, window, blocks)
     out: Tensor = _Fused.apply(

@@ -10,6 +10,7 @@ from attention_cases import attend
 
 from megatron_patches.attention.problem import Sight
 from megatron_patches.attention.reach import Reach
+from megatron_patches.attention.windows import window_of
 from megatron_patches.positions import build, names
 
 HEADS, DIM, LENGTH = 4, 16, 700
@@ -63,7 +64,7 @@ def test_weight_left_out_is_below_eps(queries, window):
     method = method_of("kerple_power").to_float64_()
     q, k, _ = (t.double() for t in hostile("growing keys"))
     q = q[:, :, -queries:]
-    sight, eps = Sight(LENGTH - queries, window, None, 1e-4), 1e-4
+    sight, eps = Sight(LENGTH - queries, window_of(window), None, 1e-4), 1e-4
     scale = 1 / math.sqrt(DIM)
     reach = Reach(q, k, method.table(LENGTH), None, scale, sight)
     position_Q = torch.arange(LENGTH - queries, LENGTH)

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from megatron_patches.attention import attend, triton
 from megatron_patches.attention.problem import Problem, Sight
+from megatron_patches.attention.windows import window_of
 from megatron_patches.positions import PositionMethod
 
 HEADS, HEAD_DIM = 2, 16
@@ -48,7 +49,7 @@ def problem(qkv: list[Tensor], method: PositionMethod, **sight: Any) -> Problem:
     """What `attend` would hand to the implementation."""
     q, k, v = qkv
     offset = sight.get("query_offset", k.shape[2] - q.shape[2])
-    who = Sight(offset, sight.get("window"), sight.get("key_padding_mask"))
+    who = Sight(offset, window_of(sight.get("window")), sight.get("key_padding_mask"))
     return Problem(q, k, v, method, 1 / math.sqrt(q.shape[3]), who).transform()
 
 

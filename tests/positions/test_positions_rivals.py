@@ -3,7 +3,7 @@
 A file of `tests/goldens/rivals/` belongs to the method of its name. Its metadata holds the cases as JSON:
 set-up ("h4": batch 2 with 4 heads, "h12": batch 1 with 12 heads; 48 tokens, head size 16), or `heads` and
 `head_dim` of inputs that the golden holds itself as `input.NAME`, and options. `tolerances` are for single
-tensors, in place of the file's `tolerance`.
+tensors, in place of the file's `tolerance`; `window` is an argument of `attend`.
 Tensors are named `CASE/...`: `param.NAME`, then what must come out: `out`, `grad.NAME` of sum(out * g),
 `bias` [H, 48, 48], `table` with its `distances`, `bias_rows` with the query positions `rows`; of methods
 that rewrite scores `scores` and `weights` (after the softmax) [B, H, 48, 48], of the first samples;
@@ -104,11 +104,14 @@ class Golden:
         )
 
     def attend(self, given: dict[str, Tensor], impl: str) -> Tensor:
-        if "positions" not in self.tensors:
-            gates = self.method.decay(given["x"]) if self.method.gated else None
-            return attend(given["q"], given["k"], given["v"], self.method, impl=impl, gates=gates)
-        q, k = self.transformed(given)
-        return attend(q, k, given["v"], self.method, impl=impl, transformed=True)
+        window = tuple(self.facts["window"]) if "window" in self.facts else None
+        gates = self.method.decay(given["x"]) if self.method.gated else None
+        q, k, far = given["q"], given["k"], "positions" in self.tensors
+        if far:
+            q, k = self.transformed(given)
+        return attend(
+            q, k, given["v"], self.method, impl=impl, window=window, transformed=far, gates=gates
+        )
 
     def same(self, key: str, ours: Tensor) -> None:
         expected = self.tensors[key].double()
