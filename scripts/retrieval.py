@@ -24,6 +24,7 @@ from megatron_patches.standalone.arguments import (  # noqa: E402
     parser,
     position_options_of,
     whole,
+    window_argument,
 )
 
 TASKS = ("passkey", "copy")
@@ -61,7 +62,10 @@ def make_parser() -> argparse.ArgumentParser:
     made.add_argument("--split", choices=["valid", "test"], default="valid")
     made.add_argument("--attention", default="auto", help="implementation of attention")
     made.add_argument(
-        "--window", type=whole(1), metavar="W", help="the same weights with sliding_window_width W"
+        "--window",
+        type=window_argument,
+        metavar="W",
+        help="the same weights with sliding_window_width W, or blockwise:B",
     )
     add_position_argument(made)
     add_device_argument(made)

@@ -142,7 +142,7 @@ def _answers(item: Failure, answered: Iterable[tuple[Any, ...]]) -> set[tuple[An
         return {(item.config_sha, words[0])}
     start = (item.config_sha, *words[:own], comma + options)
     if words[own:]:  # window W
-        return {(*start, int(words[-1]))}
+        return {(*start, int(words[-1]) if words[-1].isdecimal() else words[-1])}
     # A model that was trained with a window carries it in all of its rows.
     windows = {key[-1] for key in answered if key[:-1] == start}
     return {(*start, None)} if None in windows else {(*start, window) for window in windows}

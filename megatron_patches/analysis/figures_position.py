@@ -213,7 +213,7 @@ def _draw_surplus(
         _plot(axes, line, values, style)
         if limits is None or limits[0] <= values[-1] <= limits[1]:
             ends.append((line.label, line.positions[-1], values[-1], style["color"]))
-    for width in sorted({line.window for line in lines if line.window}):
+    for width in sorted({line.window for line in lines if isinstance(line.window, int)}):
         axes.axvline(width, color=GREY, linewidth=0.9, linestyle=(0, (1, 2)), zorder=1)
     _frame(axes, limits, "difference in loss (nats per token)")
     if labels:

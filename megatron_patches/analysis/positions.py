@@ -36,7 +36,7 @@ class PositionLine:
     label: str
     base: str
     method: str
-    window: int | None
+    window: int | str | None  # a width, or blockwise:b
     seeds: int
     positions: list[float]
     losses: list[float]

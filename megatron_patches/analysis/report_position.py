@@ -58,7 +58,7 @@ def position_figures(rows: list[Row], style: Mapping[str, int]) -> list[Markup]:
 
 
 def _trace(
-    line: PositionLine, values: Sequence[float], style: Mapping[str, int], window: int | None
+    line: PositionLine, values: Sequence[float], style: Mapping[str, int], window: int | str | None
 ) -> Trace:
     seeds = f"{line.seeds} seed" + ("s" if line.seeds > 1 else "")
     return Trace(

@@ -12,7 +12,13 @@ PARTS = ("train", "valid", "test")
 
 def impossible(config: Config) -> list[str]:
     """One line for each combination that no engine can run."""
-    return [*_shape(config), *_schedule(config), *_precision(config), *_data(config)]
+    return [
+        *_shape(config),
+        *_schedule(config),
+        *_precision(config),
+        *_data(config),
+        *_evaluation(config),
+    ]
 
 
 def _shape(config: Config) -> Iterator[str]:
@@ -79,6 +85,11 @@ def _precision(config: Config) -> Iterator[str]:
                 f"{config.place(key)} asks for {precision}, {config.place('precision')} for "
                 f"{config.precision}"
             )
+
+
+def _evaluation(config: Config) -> Iterator[str]:
+    if config.eval_window is not None and config.eval_block is not None:
+        yield f"{config.place('eval_window')} and {config.place('eval_block')}: set one of them"
 
 
 def _data(config: Config) -> Iterator[str]:

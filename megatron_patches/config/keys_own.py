@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, Field
@@ -17,6 +18,28 @@ def one_spelling(options: dict[str, Any]) -> dict[str, Any]:
         key: int(value) if isinstance(value, float) and value.is_integer() else value
         for key, value in options.items()
     }
+
+
+BLOCKS = re.compile(r"blockwise:([1-9][0-9]{0,8})")
+
+
+def block_of(window: int | str | None) -> int | None:
+    """b of `blockwise:b`; None for other windows."""
+    match = BLOCKS.fullmatch(window) if isinstance(window, str) else None
+    return int(match.group(1)) if match else None
+
+
+def scoring_window(value: Any) -> Any:
+    """A window of an evaluation as it is: None, a `sliding_window_width`, or `blockwise:b`; else ValueError.
+
+    In tokens. Of blocks a query sees its own and the one before (arXiv 2212.10554, section 3.2).
+    """
+    width = isinstance(value, int) and not isinstance(value, bool) and value > 0
+    if value is not None and not width and block_of(value) is None:
+        raise ValueError(
+            "must be a number of tokens, at least 1, or blockwise: and the tokens of a block"
+        )
+    return value
 
 
 # Options of a position method that an evaluation sets; the method says which it lets be set.
@@ -49,6 +72,8 @@ class Own(Keys):
     eval_window: Positive | None = (
         None  # score with this sliding_window_width instead of the model's
     )
+    # Score with blocks of so many tokens instead: a query sees its own block and the one before.
+    eval_block: Positive | None = None
     # Score with these options of the position method instead of the trained ones.
     eval_position_options: EvaluationOptions = Field(default_factory=dict)
     eval_paper_windows: Positive | None = None  # None: 320, as the authors

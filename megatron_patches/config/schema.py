@@ -57,6 +57,11 @@ class Config(
         return self.hidden_size // self.num_attention_heads
 
     @property
+    def scoring_window(self) -> int | str | None:
+        """The attention window of evaluations, `eval_window` or `eval_block` as `blockwise:b`."""
+        return self.eval_window if self.eval_block is None else f"blockwise:{self.eval_block}"
+
+    @property
     def effective_precision(self) -> str:
         """fp32, bfloat16 or fp16, from `precision` or the older `fp16` and `bf16` mappings."""
         return self.precision or next(iter(self.precision_claims.values()), "fp32")

@@ -31,7 +31,7 @@ NOT_HASHED = names(
     num_workers mmap_warmup data_impl checkpoint_scale checkpoint_factor extra_save_iters
     keep_last_n_checkpoints no_save_optim no_save_rng exit_interval log_interval steps_per_print
     wall_clock_breakdown comms_logger flops_profiler dump_state eval_interval eval_iters
-    eval_lengths eval_protocol eval_stride eval_last_k eval_window eval_paper_windows
+    eval_lengths eval_protocol eval_stride eval_last_k eval_window eval_block eval_paper_windows
     eval_position_options eval_batch_size eval_split eval_tasks eval_results_prefix seq_length_val
     attention_impl valid_data_paths valid_data_weights
     test_data_paths test_data_weights checkpoint_activations checkpoint_num_layers

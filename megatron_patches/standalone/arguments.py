@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 from data_prep.errors import DataError, plain
 from megatron_patches.config import Config, ConfigError
+from megatron_patches.config.keys_own import scoring_window
 from megatron_patches.config.reading import duplicates, read_override
 from megatron_patches.standalone.placement import PlaceError
 from megatron_patches.standalone.signals import INTERRUPTED, Interrupted
@@ -105,6 +106,15 @@ def number(low: float, high: float = float("inf")) -> Callable[[str], float]:
         return value
 
     return convert
+
+
+def window_argument(text: str) -> int | str:
+    """argparse type: a number of tokens, or `blockwise:b`."""
+    try:
+        found: int | str = scoring_window(int(text) if text.isdecimal() else text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} {error}") from error
+    return found
 
 
 def add_position_argument(made: argparse.ArgumentParser) -> None:

@@ -23,6 +23,7 @@ from megatron_patches.config import (
     from_mapping,
     load_run_config,
 )
+from megatron_patches.config.keys_own import block_of, scoring_window
 from megatron_patches.standalone.build import shape_of
 from megatron_patches.standalone.model import GPT, ModelShape
 from megatron_patches.standalone.resuming import begun, resume, set_aside
@@ -138,7 +139,7 @@ def load_model(
     dtype: torch.dtype | None = None,
     attention: str = "auto",
     attention_eps: float = 0.0,
-    window: int | None = None,
+    window: int | str | None = None,
     position_options: Mapping[str, Any] | None = None,
 ) -> GPT:
     """A trained `GPT` in evaluation mode, from a run of the standalone engine or of GPT-NeoX.
@@ -152,7 +153,8 @@ def load_model(
             tables stay float32.
         attention: implementation for `attend`.
         attention_eps: `eps` of `attend`; 0 computes exactly.
-        window: the weights read with this `sliding_window_width`, whatever they were trained with.
+        window: the weights read with this `sliding_window_width`, or with `blockwise:b`, whatever they were
+            trained with.
         position_options: the weights read with these options of the position method, of those that its
             `evaluation_options` names, whatever they were trained with.
 
@@ -163,13 +165,18 @@ def load_model(
             not let be set.
     """
     settings = read_config(path, config)
+    try:
+        scoring_window(window)
+    except ValueError as error:
+        raise ConfigError(f"window {window!r} {error}") from error
     # How the training was spread over processes does not matter once the shards are merged.
     spread: dict[str, Any] = {
         "model_parallel_size": 1,
         "pipe_parallel_size": 0,
         "attention_impl": attention,
     }
-    if window is not None:
+    block = block_of(window)
+    if window is not None and block is None:
         spread["sliding_window_width"] = window
     settings = settings.model_copy(update=spread)
     check_standalone(settings, training=False)
@@ -184,6 +191,8 @@ def load_model(
             f"padded_vocab_size {settings.padded_vocab_size}"
         )
     shape = replace(shape_of(settings, rows), attention_eps=attention_eps)
+    if block is not None:
+        shape = replace(shape, window=("blockwise", block))
     if position_options:
         try:
             shape = read_with(shape, position_options)

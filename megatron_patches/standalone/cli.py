@@ -22,6 +22,7 @@ from megatron_patches.standalone.arguments import (
     parser,
     position_options_of,
     whole,
+    window_argument,
 )
 from megatron_patches.standalone.windows import PROTOCOLS
 
@@ -75,9 +76,10 @@ def eval_main(arguments: Sequence[str] | None = None) -> int:
     )
     made.add_argument(
         "--window",
-        type=whole(1),
+        type=window_argument,
         metavar="W",
-        help="the same weights with sliding_window_width W: a query sees itself and W keys before",
+        help="the same weights with sliding_window_width W: a query sees itself and W keys before; "
+        "blockwise:B: its own block of B tokens and the one before",
     )
     add_position_argument(made)
     made.add_argument(
@@ -201,7 +203,7 @@ def _request(options: argparse.Namespace, config: Config | None) -> dict[str, An
         "stride": options.stride,
         "last_k": options.last_k,
         "batch_size": options.batch_size,
-        "window": options.window or stored.eval_window,
+        "window": options.window or stored.scoring_window,
         "position_options": position_options_of(options.position_option)
         or stored.eval_position_options,
         "paper_windows": options.paper_windows,

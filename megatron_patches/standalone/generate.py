@@ -76,8 +76,8 @@ def generate(
         vocabulary: ids from here on are padding of the embedding and are never produced.
 
     Raises:
-        ValueError: empty prompt, padding that does not stand left, or a total length that the position
-            method cannot read.
+        ValueError: empty prompt, padding that does not stand left, padding under a blockwise window, or a
+            total length that the position method cannot read.
     """
     if prompt_BL.shape[1] == 0:
         raise ValueError("the prompt has no tokens")
@@ -88,6 +88,11 @@ def generate(
     ):
         raise ValueError(
             "padding_BL must have the shape of the prompts, with True at their left only"
+        )
+    if padding_BL is not None and isinstance(model.shape.window, tuple):
+        raise ValueError(
+            f"{model.shape.window[0]} windows count from the first key, padding included: continue texts of "
+            "different lengths one by one"
         )
     model.position_method.can_read(prompt_BL.shape[1] + tokens)
     device = next(model.parameters()).device

@@ -39,8 +39,8 @@ from megatron_patches.standalone.scoring import TOKENS_PER_PASS
 class Request:
     """What to ask: every task at every length (tokens) and depth (0 to 1), ``samples`` questions.
 
-    ``window`` is a `sliding_window_width` used instead of the trained one; ``position_options`` are
-    options of the position method in the same sense.
+    ``window`` is a `sliding_window_width`, or ``blockwise:b``, used instead of the trained one;
+    ``position_options`` are options of the position method in the same sense.
     """
 
     lengths: tuple[int, ...]
@@ -48,7 +48,7 @@ class Request:
     depths: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
     samples: int = 8
     split: str = "valid"
-    window: int | None = None
+    window: int | str | None = None
     position_options: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -36,7 +36,9 @@ class ModelShape:
     position_options: dict[str, Any] = field(default_factory=dict)
     attention: str = "auto"
     attention_eps: float = 0.0  # far keys may be left out below this share of the weight
-    window: int | None = None  # visible keys per query, itself included
+    window: int | tuple[str, int] | None = (
+        None  # of `attend`: visible keys a query, or ("blockwise", b)
+    )
     checkpoint_activations: bool = False
 
     @property

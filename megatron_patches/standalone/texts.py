@@ -29,9 +29,9 @@ PAPER_EVAL_INTERVAL = 1000
 class Request:
     """What to evaluate. Lengths, `stride`, `last_k` and `window` in tokens.
 
-    `max_tokens` None is the whole split. `window` is a `sliding_window_width` in NeoX's sense, used
-    instead of the trained one; `position_options` are options of the position method in the same sense.
-    `paper_windows` None is 320.
+    `max_tokens` None is the whole split. `window` is a `sliding_window_width` in NeoX's sense, or
+    `blockwise:b`, used instead of the trained one; `position_options` are options of the position
+    method in the same sense. `paper_windows` None is 320.
     """
 
     lengths: tuple[int, ...]
@@ -41,7 +41,7 @@ class Request:
     last_k: int | None = None
     batch_size: int | None = None
     max_tokens: int | None = None
-    window: int | None = None
+    window: int | str | None = None
     paper_windows: int | None = None
     position_options: Mapping[str, Any] = field(default_factory=dict)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, Literal, TypeAlias, get_args
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from megatron_patches.config import Config
 from megatron_patches.config.keys_base import Keys, Positive
-from megatron_patches.config.keys_own import EvaluationOptions
+from megatron_patches.config.keys_own import EvaluationOptions, scoring_window
 from megatron_patches.config.messages import nearest
 
 # What `eval.py` can do; one list, the configuration's.
@@ -19,8 +19,13 @@ STRIDED = ("sliding", "last")
 # Rows that `scripts/retrieval.py` writes for a task at one length and depth: copies have two sources.
 ROWS_A_CELL = {"passkey": 1, "copy": 2}
 
+
+def _width(value: Any) -> Any:
+    return value if value == "none" else scoring_window("" if value is None else value)
+
+
 Split: TypeAlias = Literal["valid", "test"]
-Width: TypeAlias = Positive | Literal["none"]
+Width: TypeAlias = Annotated[Any, AfterValidator(_width)]
 Options: TypeAlias = EvaluationOptions | Literal["none"]
 Depth: TypeAlias = Annotated[float, Field(ge=0, le=1)]
 
@@ -52,7 +57,7 @@ class Eval(Keys):
     lengths: list[Positive] = Field(default_factory=list)
     protocols: list[str] = Field(default_factory=lambda: ["nonoverlap"])
     splits: Annotated[list[Split], Field(min_length=1)] = Field(default_factory=_valid)
-    # `sliding_window_width` of the weights as they are scored, `none`: as they were trained.
+    # `sliding_window_width` of the weights as they are scored, or `blockwise:b`; `none`: as trained.
     window_widths: Annotated[list[Width], Field(min_length=1)] = Field(default_factory=_no_window)
     # Options of the position method that the weights are read with, `none`: as they were trained.
     position_options: Annotated[list[Options], Field(min_length=1)] = Field(

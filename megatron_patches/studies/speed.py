@@ -11,6 +11,7 @@ from math import log
 
 from megatron_patches.analysis.rows import Row
 from megatron_patches.config import Config
+from megatron_patches.config.keys_own import block_of
 from megatron_patches.studies.plan import Plan, Run
 from megatron_patches.studies.progress import WIDTH, rows_of
 from megatron_patches.studies.texts import Library
@@ -20,7 +21,7 @@ PASSES = 3
 # Where the data are not prepared yet: GPT-2's entries as NeoX pads them.
 ASSUMED_VOCABULARY = 50304
 
-Place = tuple[int, int | None]  # tokens of a window, `sliding_window_width`
+Place = tuple[int, int | str | None]  # tokens of a window, and which attention window
 
 
 @dataclass(frozen=True)
@@ -96,13 +97,17 @@ def operations(config: Config, place: Place, vocabulary: int) -> float:
     """Multiplications and additions of a forward pass, a token, at a place.
 
     Twice the weights of the matrices, and in each layer 4 x width for every key that a token sees:
-    half the window on average, or those within `sliding_window_width`.
+    half the window on average, or those within the attention window.
     """
     length, window = place
     width = config.hidden_size
     matrices = config.num_layers * (4 * width * width + 2 * width * config.intermediate_size)
     matrices += width * vocabulary
     keys = length / 2
-    if window is not None and window < length:
+    block = block_of(window)
+    if block is not None and block < length:
+        # Half its own block and, from the second block on, the whole one before.
+        keys = block / 2 + block * (1 - block / length)
+    elif isinstance(window, int) and window < length:
         keys = window - window * window / (2 * length)
     return 2 * matrices + 4 * config.num_layers * width * keys

@@ -21,7 +21,7 @@ class Step:
 
     `protocol` is None for all but scorings, `split` for the training and the kernels. `kernels` is
     the file that the kernels go to; `fresh` one that is removed first, because what it holds is
-    of another training. `window` is the `sliding_window_width` of scoring and retrieval, None: that of
+    of another training. `window` is the one of scoring and retrieval, None: that of
     the training; `options` are those of the position method in the same sense.
     """
 
@@ -29,7 +29,7 @@ class Step:
     protocol: str | None = None
     split: str | None = None
     fresh: str | None = None
-    window: int | None = None
+    window: int | str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     retrieval: bool = False
     kernels: str | None = None
@@ -86,7 +86,7 @@ def evaluations(study: Study, folder: Path) -> Iterator[Step]:
             yield Step(tuple(command), split=split, window=window, options=options, retrieval=True)
 
 
-def _reading(split: str, window: int | None, options: Mapping[str, Any]) -> list[str]:
+def _reading(split: str, window: int | str | None, options: Mapping[str, Any]) -> list[str]:
     """What scoring and retrieval have in common."""
     words = ["--split", split, *([] if window is None else ["--window", str(window)])]
     for key, value in options.items():

@@ -71,6 +71,12 @@ def scored(**changes):
         ("eval nonoverlap valid", [scored(options=YARN)], True),
         ("retrieval valid, scaling yarn, factor 8", [retrieved()], True),
         ("retrieval valid, scaling yarn, factor 8", [retrieved(options=YARN)], False),
+        (
+            "eval nonoverlap valid window blockwise:8",
+            [scored(options={"sliding_window_width": "blockwise:8"})],
+            False,
+        ),
+        ("eval nonoverlap valid window blockwise:8", [scored()], True),
         ("retrieval", [scored()], True),
         ("retrieval", [retrieved()], False),
         ("retrieval valid", [retrieved()], False),

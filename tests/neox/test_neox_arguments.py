@@ -33,6 +33,7 @@ VALUES: dict[str, Any] = {
     "eval_stride": 4,
     "eval_last_k": 3,
     "eval_window": 6,
+    "eval_block": 4,
     "eval_position_options": {"factor": 2},
     "eval_paper_windows": 5,
     "eval_batch_size": 2,

@@ -26,7 +26,9 @@ def prompt() -> torch.Tensor:
     return torch.randint(0, 50, (2, 7), generator=torch.Generator().manual_seed(1))
 
 
-@pytest.mark.parametrize("changes", [{}, {"window": 9}, {"parallel_residual": True}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"window": 9}, {"window": ("blockwise", 6)}, {"parallel_residual": True}]
+)
 @pytest.mark.parametrize("name", positions.names())
 def test_cached_decoding_equals_recomputation(name, prompt, changes):
     made = model(name, **changes)
@@ -133,6 +135,15 @@ def test_left_padded_batches_equal_single_runs(name, changes):
             assert torch.equal(texts[row, start:], generate(made, alone, new)[0])
             logits = made(texts[row : row + 1, start:])[0]
             torch.testing.assert_close(blocks[row, start:], logits, atol=2e-5, rtol=1e-5)
+
+
+def test_blocks_count_from_the_first_key():
+    """So prompts under padding would be cut elsewhere than alone, and are refused."""
+    made = model("kerple_log", window=("blockwise", 5))
+    ids, padding = left_padded(PROMPTS)
+    with pytest.raises(ValueError, match="blockwise windows count from the first key"):
+        generate(made, ids, 3, padding_BL=padding)
+    assert generate(made, ids[:1], 3).shape == (1, 10)
 
 
 def test_a_finished_row_waits_for_the_others():

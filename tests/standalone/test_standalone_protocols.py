@@ -95,6 +95,55 @@ def test_a_window_hides_what_is_farther_than_it(method, config):
     assert (plain[: width + 1] - found[: width + 1]).abs().max() < 1e-6
 
 
+@pytest.mark.parametrize("method", ["xpos", "kerple_log", "none"])
+def test_blocks_hide_what_is_before_the_block_before(method, config):
+    """With one layer, a loss depends on its block and the one before: a text that begins there gives it."""
+    folder = train(config(pos_emb=method, num_layers=1, train_iters=2))
+    block, length = 7, 40
+    tokens = Evaluation(folder, Request((32,))).text.tokens
+    blocked = load_model(folder, dtype=torch.float64, window=f"blockwise:{block}")
+    assert blocked.shape.window == ("blockwise", block)
+    ids = torch.from_numpy(tokens[: length + 1].astype(np.int64))[None]
+    found = blocked.token_losses(ids[:, :-1], ids[:, 1:])[0]
+    whole = load_model(folder, dtype=torch.float64)
+    starts = [max(0, (t // block - 1) * block) for t in range(length)]
+    wanted = [target_loss(whole, tokens, start, t) for t, start in enumerate(starts)]
+    np.testing.assert_allclose(found, wanted, rtol=1e-5)
+    for wrong in ("blockwise:0", "blockwise", "7", 0, True):
+        with pytest.raises(
+            ConfigError, match="must be a number of tokens, at least 1, or blockwise"
+        ):
+            load_model(folder, window=wrong)
+
+
+@pytest.mark.parametrize("trained", [None, 4])
+def test_a_blockwise_row_is_a_line_of_its_own(config, tmp_path, trained):
+    folder = train(config(pos_emb="alibi", train_iters=2, sliding_window_width=trained))
+    output = tmp_path / "rows.jsonl"
+    command = ["--checkpoint", str(folder), "--lengths", "16", "64", "--protocol", "position"]
+    for window in ("8", "blockwise:8", "blockwise:100"):
+        for _ in range(2):
+            words = ["--window", window, "--output", str(output), "--resume"]
+            assert cli.eval_main([*command, *words]) == 0
+    rows = read_rows(output)
+    assert [row.options["sliding_window_width"] for row in rows[::2]] == [
+        *(8, "blockwise:8", "blockwise:100"),
+    ]
+    assert len(rows) == 6 and series_label(rows[3]) == "alibi, window blockwise:8"
+    assert len(collect(rows)) == 3 and len({row.loss for row in rows[1::2]}) == 3
+    whole = load_model(folder, window=1000)
+    assert whole.shape.window == 1001  # blocks replace the window that the model was trained with
+    again = Evaluation(folder, Request((64,), "position", window=1000)).row(64)
+    assert again.loss == pytest.approx(rows[5].loss, rel=1e-6)
+
+
+@pytest.mark.parametrize("window", ["0", "blockwise:", "blockwise:-3", "8x"])
+def test_windows_that_cannot_be(trained, window, capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.eval_main(["--checkpoint", str(trained), "--window", window])
+    assert stop.value.code == 2 and "or blockwise: and the tokens" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "words",
     [[], ["--protocol", "position"], ["--protocol", "paper", "--paper-windows", "6"]],
@@ -132,6 +181,18 @@ def test_keys_of_the_configuration_are_used_with_its_protocol(trained, tmp_path)
     rows = read_rows(tmp_path / "rows")
     assert [row.options["sliding_window_width"] for row in rows] == [4, 7, 4]
     assert [row.windows for row in rows] == [5, 43, 3]
+
+
+def test_the_key_for_blocks(trained, tmp_path):
+    folder = shutil.copytree(trained, tmp_path / "run")
+    config = folder / "config.yml"
+    config.write_text(config.read_text() + "eval_block: 5\n")
+    command = ["--checkpoint", str(folder), "--lengths", "16", "--output", str(tmp_path / "rows")]
+    assert cli.eval_main(command) == cli.eval_main([*command, "--window", "7"]) == 0
+    rows = read_rows(tmp_path / "rows")
+    assert [row.options["sliding_window_width"] for row in rows] == ["blockwise:5", 7]
+    config.write_text(config.read_text() + "eval_window: 5\n")
+    assert cli.eval_main(command) == 2
 
 
 def test_settings_that_a_protocol_lacks(trained):

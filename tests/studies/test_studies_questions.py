@@ -24,6 +24,7 @@ from megatron_patches.studies.kernels import evaluation_options
 from megatron_patches.studies.progress import check_cut
 from megatron_patches.studies.questions import ROWS_A_CELL
 from megatron_patches.studies.slurm import script
+from megatron_patches.studies.speed import operations
 
 RETRIEVAL = {"tasks": ["passkey", "copy"], "lengths": [16, 32], "depths": [0, 0.5], "samples": 3}
 
@@ -55,6 +56,26 @@ def test_each_window_is_a_step_of_its_own(tmp_path):
     assert left.open_cells[run.name, plain.title] == 1
     append_rows(rows, [tools.row(run, asked=cut)])
     assert plan_of(tmp_path, **asked).steps(run) == []
+
+
+def test_blocks_are_a_window_like_others(tmp_path):
+    asked = {"lengths": [16], "protocols": ["position"], "max_tokens": 129}
+    asked["window_widths"] = ["none", "blockwise:4"]
+    plan = plan_of(tmp_path, **asked)
+    run = plan.runs[0]
+    step = run.evaluations[1]
+    assert step.title == "eval position valid window blockwise:4"
+    assert "--window blockwise:4 " in " ".join(step.arguments)
+    row = tools.row(run, options={"sliding_window_width": "blockwise:4"}, asked={"longest": 16})
+    append_rows(tmp_path / "results" / "rows.jsonl", [row])
+    cells = plan_of(tmp_path, **asked).open_cells
+    assert cells[run.name, step.title] == 0 and cells[run.name, "eval position valid"] == 1
+    assert estimate(plan, 10.0).seconds is not None
+    whole, blocks, sliding = (
+        operations(run.config, (length, window), 60)
+        for length, window in ((1024, None), (1024, "blockwise:4"), (1024, 8))
+    )
+    assert blocks < sliding < whole
 
 
 def test_options_of_the_method_are_steps_of_their_own(tmp_path, monkeypatch):
