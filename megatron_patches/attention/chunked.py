@@ -35,7 +35,7 @@ def refuses(problem: Problem) -> str | None:
 def run(problem: Problem) -> Tensor:
     """`out_BHQD` for every tier; no tensor of queries x keys exists at any time."""
     method, gates = problem.method, problem.gates
-    if method.tier == "positional" or method.rewrites_scores:
+    if method.whole_rows:
         return recomputed(problem)
     table_HL = method.table(problem.keys)
     if table_HL is None:

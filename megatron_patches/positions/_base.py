@@ -181,6 +181,11 @@ class PositionMethod(nn.Module):
         own = type(self).score is not PositionMethod.score
         return self.tier == "content" and (own or not self.gated)
 
+    @property
+    def whole_rows(self) -> bool:
+        """Whether attention must keep all heads and all keys of a query together."""
+        return self.tier == "positional" or self.rewrites_scores
+
     def can_read(self, length: int) -> None:
         """Return if an input of `length` tokens is possible.
 

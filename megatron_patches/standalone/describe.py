@@ -52,7 +52,7 @@ def training_bytes(config: Config, shape: ModelShape, micro: int, ranks: int) ->
 
 def attention_bytes(
     shape: ModelShape,
-    tier: str,
+    whole_rows: bool,
     impl: str,
     batch: int,
     length: int,
@@ -60,9 +60,7 @@ def attention_bytes(
     itemsize: int = 4,
 ) -> int:
     """Expected peak of one layer's attention above q, k and v."""
-    size = Size(
-        batch, shape.heads, length, length, shape.head_dim, itemsize, gradients, tier != "table"
-    )
+    size = Size(batch, shape.heads, length, length, shape.head_dim, itemsize, gradients, whole_rows)
     return peak_bytes(impl, size)
 
 
@@ -112,7 +110,9 @@ def describe(config: Config, processes: int) -> str:
     first = preferences(device.type, gradients=True)[0] if shape.attention == "auto" else impl
     itemsize = BYTES[config.torch_dtype_name]
     peak = (
-        attention_bytes(shape, method.tier, first, batch.micro, config.seq_length, True, itemsize)
+        attention_bytes(
+            shape, method.whole_rows, first, batch.micro, config.seq_length, True, itemsize
+        )
         / 1e6
     )
     lines["attention peak"] = f"about {peak:.0f} MB a layer in training, above q, k and v ({first})"

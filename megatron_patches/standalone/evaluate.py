@@ -169,7 +169,7 @@ class Evaluation:
         itemsize = next(self.model.parameters()).element_size()
         megabytes = (
             attention_bytes(
-                shape, self.model.position_method.tier, impl, batch, length, False, itemsize
+                shape, self.model.position_method.whole_rows, impl, batch, length, False, itemsize
             )
             / 1e6
         )

@@ -173,6 +173,20 @@ def test_a_part_of_the_queries(kind, impl):
     torch.testing.assert_close(alone, whole[:, :, last], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("kind", ["fox", "weighted"])
+def test_blockwise_windows(kind):
+    """Chunks that end at the borders of blocks, which are no multiples of a run of queries."""
+    method = method_of(kind).to_float64_()
+    leaves = [t.requires_grad_() for t in given(150)]
+    q, k, v, x = leaves
+    found = []
+    for impl in ("reference", "chunked"):
+        out = attend(q, k, v, method, impl=impl, window=("blockwise", 20), gates=method.decay(x))
+        found.append([out, *gradients(out, [*leaves, *method.parameters()])])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+
+
 def test_keys_that_have_faded_away_are_left_out_and_loud_ones_are_not():
     """Nothing changes: their weights are 0 in float32. A key of huge norm keeps its weight for longer."""
     keys, method = 2000, method_of("learned")  # fades to 1/e in 2, 16 and 128 tokens

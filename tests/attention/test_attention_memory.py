@@ -13,9 +13,7 @@ from attention_cases import make
 from megatron_patches.positions import names
 
 HERE = Path(__file__).parent
-WHOLE_ROWS = [
-    name for name in names() if make(name).rewrites_scores or make(name).tier == "positional"
-]
+WHOLE_ROWS = [name for name in names() if make(name).whole_rows]
 MEASURE = f"""
 import json, os, sys
 os.environ.update(OMP_NUM_THREADS="1")
