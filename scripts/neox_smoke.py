@@ -196,6 +196,8 @@ def write_starts(method: str, base: dict[str, Any], folder: Path) -> dict[str, P
         "shards": Form(tensor_parallel=2),
         "layers": Form(layout="layers"),
     }
+    if model.position_method.mixes_heads:  # refused by name before any weights are read
+        forms["shards"] = Form()
     for name, form in forms.items():
         export(model, folder / method / "start" / name, step=0, config=config, form=form)
     return {name: folder / method / "start" / name for name in forms}

@@ -74,7 +74,8 @@ assert positions.__file__.startswith({site!r}), positions.__file__
 for name in positions.names():
     method = positions.build(name, heads=2, head_dim=8, hidden_size=16, max_length=20)
     q = torch.randn(1, 2, 20, 8, requires_grad=True)
-    attend(q, q, q, method).sum().backward()
+    gates = method.decay(torch.randn(1, 20, 16))
+    attend(q, q, q, method, gates=gates).sum().backward()
     assert torch.isfinite(q.grad).all()
 """
 EXTRAS = """

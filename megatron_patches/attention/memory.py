@@ -60,8 +60,7 @@ def _reference(size: Size) -> int:
 def _whole_rows(size: Size) -> int:
     """Some queries over all heads: scores, what the method makes of them, their gradients.
 
-    Methods differ: one that makes little of the scores stays below, and none was measured a quarter
-    above. The allocator's gaps are counted in.
+    For the method that keeps most of them, with the allocator's gaps; others stay below, to a third.
     """
     samples, rows = blocks.whole_rows(size.batch, size.heads, size.keys)
     scores = samples * size.heads * min(rows, size.queries) * size.keys * WORD

@@ -1,7 +1,7 @@
-"""CoPE: score + query . e[count]; count: how many tokens from a key to its query pass a learned gate.
+"""CoPE: score + query . e[count], count: the sum of sigmoid(score) over the keys from this one to the query.
 
-Golovneva et al.: Contextual Position Encoding (arXiv 2405.18719), section 4. A gate is sigmoid(score); a
-count between two whole numbers takes a share of both vectors, and counts end at the last one.
+Golovneva et al.: Contextual Position Encoding (arXiv 2405.18719), section 4. A count between two whole
+numbers takes a share of both vectors, and counts end at the last one.
 """
 
 from __future__ import annotations

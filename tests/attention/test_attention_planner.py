@@ -33,15 +33,12 @@ def test_expected_and_measured_peak_agree(impl, length, heads, training):
 @linux
 @pytest.mark.slow
 @pytest.mark.parametrize("training", [False, True])
-@pytest.mark.parametrize("name", WHOLE_ROWS)
-def test_expected_and_measured_peak_of_whole_rows(name, training):
-    """One formula for all such methods, whatever they make of the scores: a method may need half of it."""
+def test_expected_and_measured_peak_of_whole_rows(training):
+    """One formula for all such methods: that of the one which keeps most."""
     size = Size(1, 12, 2048, 2048, 64, 4, training, whole_rows=True)
-    expected, measured = (
-        peak_bytes("chunked", size) / 2**20,
-        peak("chunked", name, 2048, 12, training),
-    )
-    assert 0.8 < expected / measured < 2.2, f"expected {expected:.1f}, measured {measured:.1f} MB"
+    expected = peak_bytes("chunked", size) / 2**20
+    measured = {name: peak("chunked", name, 2048, 12, training) for name in WHOLE_ROWS}
+    assert 0.8 < expected / max(measured.values()) < 1.6, f"expected {expected:.1f} MB, {measured}"
 
 
 def test_whole_rows_have_a_bound_of_their_own():
