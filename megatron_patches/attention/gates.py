@@ -35,7 +35,7 @@ class Place:
 class Gates:
     """`total_BHK`: float64 sums of the log decays up to and with each key; `gain_BHQ`: fp32, or None.
 
-    `falls`: no log decay is above 0, so that terms never rise towards older keys.
+    `falls`: known to be so that terms never rise towards older keys: no log decay is above 0, no gain below.
     """
 
     total: Tensor
@@ -47,7 +47,9 @@ class Gates:
         """From the log decay of every key; those under the padding [B, K] count as 0."""
         if padding is not None:
             log_decay_BHK = log_decay_BHK.masked_fill(padding[:, None], 0)
-        falls = bool((log_decay_BHK <= 0).all())
+        # Asked on the CPU only: elsewhere the answer would have to come back from the device.
+        falls = log_decay_BHK.device.type == "cpu" and bool((log_decay_BHK <= 0).all())
+        falls = falls and (gain_BHQ is None or bool((gain_BHQ >= 0).all()))
         return cls(log_decay_BHK.double().cumsum(-1), gain_BHQ, falls)
 
     def term(self, offset: int, queries: int) -> Tensor:

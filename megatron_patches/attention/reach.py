@@ -120,9 +120,8 @@ def first_keys(
     """
     found: list[FirstKey] = [lambda first, last, heads: sight.first_key(first)]
     if sight.padding is None:
-        if sight.eps:
+        if sight.eps and (gates is None or gates.falls):  # rising terms would lift far keys
             found.append(Reach(q, k, table_HL, weight_HL, scale, sight).first_key)
-        # elsewhere the answer would have to come back from the device
-        if gates is not None and gates.falls and q.device.type == "cpu":
+        if gates is not None and gates.falls and weight_HL is None:
             found.append(GateReach(q, k, table_HL, gates, scale, sight).first_key)
     return lambda first, last, heads: max(one(first, last, heads) for one in found)

@@ -210,11 +210,22 @@ def test_keys_that_have_faded_away_are_left_out_and_loud_ones_are_not():
         torch.testing.assert_close(out.double(), wanted, rtol=1e-4, atol=2e-5)
 
 
-def test_a_decay_above_zero_leaves_out_nothing():
-    rising = torch.full((1, HEADS, 600), -3.0)
-    assert Gates.of(rising, None, None).falls
+def test_gates_that_rise_leave_out_nothing():
+    """Far keys then weigh more than near ones, which no bound on the content knows of."""
+    falling, gain = torch.full((1, HEADS, 600), -3.0), torch.ones(1, HEADS, 600)
+    assert Gates.of(falling, gain, None).falls and Gates.of(falling, None, None).falls
+    assert not Gates.of(falling, -gain, None).falls
+    rising = falling.clone()
     rising[0, 1, 300] = 0.1
     assert not Gates.of(rising, None, None).falls
+    method, (q, k, v, _) = method_of("fox"), (t.float() for t in given(600, batch=1))
+    method.bias = lambda distance, query_position=None: -distance.float().expand(HEADS, -1, -1)
+    method.table = lambda length: -torch.arange(float(length)).expand(HEADS, -1)
+    gates = (torch.full((1, HEADS, 600), 1.1), None)
+    exact = attend(q, k, v, method, impl="reference", gates=gates)
+    for eps in (0.0, 1e-3):
+        out = attend(q, k, v, method, impl="chunked", eps=eps, gates=gates)
+        torch.testing.assert_close(out, exact, rtol=1e-3, atol=1e-3)
 
 
 def test_what_lies_under_the_padding_reaches_nothing():
