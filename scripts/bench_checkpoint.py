@@ -25,6 +25,7 @@ from bench_training import MODELS, Engine, make_config
 from megatron_patches.config import Config
 from megatron_patches.standalone import runtime
 from megatron_patches.standalone.data import micro_batches
+from megatron_patches.training.leaving import leave
 
 TARGET = 0.02
 
@@ -110,4 +111,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -29,6 +29,7 @@ from megatron_patches.standalone import runtime
 from megatron_patches.standalone.data import micro_batches
 from megatron_patches.standalone.watch import Watch
 from megatron_patches.training import position_state
+from megatron_patches.training.leaving import leave
 
 TARGET = 0.01
 TRACKERS: dict[str, dict[str, Any]] = {
@@ -170,4 +171,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -30,6 +30,7 @@ from megatron_patches.standalone.model import GPT
 from megatron_patches.standalone.optimizer import parameter_groups
 from megatron_patches.standalone.schedule import learning_rate
 from megatron_patches.standalone.train import Trainer
+from megatron_patches.training.leaving import leave
 
 VOCABULARY = 1024
 MODELS = {
@@ -180,4 +181,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -60,7 +60,8 @@ def _reference(size: Size) -> int:
 def _whole_rows(size: Size) -> int:
     """Some queries over all heads: scores, what the method makes of them, their gradients.
 
-    For the method that keeps most of them, with the allocator's gaps; others stay below, to a third.
+    For the method that keeps most of them, with the gaps that the allocator leaves: up to a quarter, and
+    different in every process. Others stay below, to a third.
     """
     samples, rows = blocks.whole_rows(size.batch, size.heads, size.keys)
     scores = samples * size.heads * min(rows, size.queries) * size.keys * WORD
@@ -70,7 +71,7 @@ def _whole_rows(size: Size) -> int:
     sums = (size.q + 2 * size.k) * WORD // size.itemsize
     piece = sums * samples // size.batch
     cast = sums // 2 if size.itemsize < WORD else 0
-    return size.q + sums + piece + cast + 26 * scores
+    return size.q + sums + piece + cast + 33 * scores
 
 
 def _chunked(size: Size) -> int:

@@ -12,9 +12,10 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def run(script: str) -> None:
-    """Install the patches, then run the checkout's `script` as the main program."""
+    """Install the patches, run the checkout's `script` as the main program, and end the process."""
     from megatron_patches.neox import cpu
     from megatron_patches.neox.install import install
+    from megatron_patches.training.leaving import leave
 
     if cpu.wanted() and "OMP_NUM_THREADS" not in os.environ:
         import torch
@@ -25,3 +26,4 @@ def run(script: str) -> None:
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     installed = install()
     runpy.run_path(str(installed.checkout.home / script), run_name="__main__")
+    leave(0)

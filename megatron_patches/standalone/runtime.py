@@ -126,7 +126,7 @@ def _gpu(place: Placement) -> torch.device:
 
 
 def finish() -> None:
-    """Leave the process group; once, at the end of a worker."""
+    """Leave the process group; once, at the end of a worker, before `leaving.leave`."""
     global _meeting
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import sys
 
 from megatron_patches.standalone.cli import train_main
 from megatron_patches.standalone.train import Trainer
+from megatron_patches.training.leaving import leave
 
 STEP = 4
 
@@ -21,4 +21,4 @@ if __name__ == "__main__":
     one_step = Trainer._one_step
     if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
         Trainer._one_step = aborts
-    sys.exit(train_main())
+    leave(train_main())

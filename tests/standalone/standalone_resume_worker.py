@@ -18,6 +18,7 @@ from megatron_patches.config import ConfigError, from_mapping
 from megatron_patches.standalone import runtime
 from megatron_patches.standalone.signals import Interrupted
 from megatron_patches.standalone.train import Trainer, train
+from megatron_patches.training.leaving import leave
 
 
 class Stopped(BaseException):
@@ -77,3 +78,4 @@ if __name__ == "__main__":
         for what, config in yaml.safe_load(stream):
             do(what, config)
     runtime.finish()
+    leave(0)

@@ -10,8 +10,10 @@ import sys
 from megatron_patches.config import compose
 from megatron_patches.standalone import runtime
 from megatron_patches.standalone.train import train
+from megatron_patches.training.leaving import leave
 
 if __name__ == "__main__":
     for file in sys.argv[1:]:
         train(compose([file]))
     runtime.finish()
+    leave(0)
