@@ -38,7 +38,9 @@ def make_parser() -> argparse.ArgumentParser:
     made.add_argument("study", type=Path, metavar="STUDY.yml", help="as in configs/sweeps/")
     what = made.add_mutually_exclusive_group()
     what.add_argument("--dry-run", action="store_true", help="print plan and cost, start nothing")
-    made.add_argument("--list", action="store_true", help="print each run and what is left of it")
+    made.add_argument(
+        "--list", action="store_true", help="print each run and what is left of it, start nothing"
+    )
     what.add_argument(
         "--slurm", type=Path, metavar="FILE", help="write an array script of what is left, no more"
     )
@@ -98,7 +100,7 @@ def work(options: argparse.Namespace) -> int:
             f"wrote {options.slurm}: submit it from the repository's root, sbatch {options.slurm}"
         )
         return 0
-    if options.dry_run:
+    if options.dry_run or options.list:
         return 0
     failures = studies.carry_out(plan, places, lambda text: print(text, flush=True))
     print(f"{len(plan.runs)} runs in {shown(study.output_dir)}")

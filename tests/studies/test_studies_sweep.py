@@ -146,17 +146,19 @@ def test_interrupted_failed_and_resumed(tmp_path):
 
 
 @pytest.mark.slow
-def test_dry_run_prints_plan_and_cost_and_writes_nothing(tmp_path):
+def test_plan_cost_and_list_start_nothing(tmp_path):
     study = tools.write_study(tmp_path)
     before = sorted(tmp_path.rglob("*"))
-    code, out, err = sweep(study, "--dry-run", "--list", "--tokens-per-second", "100")
+    for chosen in (["--list"], ["--dry-run", "--list"]):
+        code, again, err = sweep(study, *chosen)
+        assert (code, err) == (0, "") and "  rotary-text-2: train, eval nonoverlap valid\n" in again
+    code, out, err = sweep(study, "--dry-run", "--tokens-per-second", "100")
     assert (code, err) == (0, "")
     assert "toy: 2 methods x 1 dataset x 2 seeds x 1 training length, 4 runs" in out
     # 4 runs x 4 steps x 4 sequences of 16; 129 tokens at two lengths
     assert "4 trainings of 1,024 tokens together, 8 cells, evaluation: 1,032 tokens" in out
     assert "4 x 1 x 1 = 4 sequences of 16 = 64 tokens a step; memory about 0.0 GB a run" in out
     assert "at 100 tokens/s of training a run" in out
-    assert "  rotary-text-2: train, eval nonoverlap valid\n" in out
     assert sorted(tmp_path.rglob("*")) == before
 
 
