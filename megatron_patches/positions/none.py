@@ -53,7 +53,8 @@ class NoPosition(PositionMethod):
         self.temperature, self.initial = temperature, float(initial_temperature)
         if learned:
             self.sharing = "layer"
-            self.scale = nn.Parameter(torch.full((self.owned_heads,), self.initial))
+            start = torch.full((self.owned_heads,), self.initial, dtype=torch.float32)
+            self.scale = nn.Parameter(start)
             self.head_dim_of["scale"] = 0
 
     @property

@@ -86,19 +86,22 @@ def test_head_ranges_concatenate_to_the_whole(name):
     assert all(part.settings() == whole.settings() for part in parts)
 
 
-@pytest.mark.parametrize("name", names())
-def test_start_values_come_from_the_seed_alone(name):
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [*((name, {}) for name in names()), ("none", {"temperature": "heads"})],
+)
+def test_start_values_come_from_the_seed_alone(name, options):
     torch.manual_seed(1)
     before = torch.get_rng_state()
-    first = make(name, seed=3)
+    first = make(name, seed=3, **options)
     assert torch.equal(torch.get_rng_state(), before)
     torch.manual_seed(2)
     torch.set_default_dtype(torch.bfloat16)
     try:
-        again = make(name, seed=3)
+        again = make(name, seed=3, **options)
     finally:
         torch.set_default_dtype(torch.float32)
-    other = make(name, seed=4)
+    other = make(name, seed=4, **options)
     for key, value in first.state_dict().items():
         assert value.dtype == again.state_dict()[key].dtype == torch.float32
         assert torch.equal(value, again.state_dict()[key])
