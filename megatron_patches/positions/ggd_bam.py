@@ -42,7 +42,11 @@ class GgdBam(PositionMethod):
             self.register_parameter(key, nn.Parameter(owned.clone()))
             self.head_dim_of[key] = 0
 
-    def bias(self, distance: Tensor, query_position: Tensor | None = None) -> Tensor:
+    def bias(self, distance: Tensor, query_position: Tensor | None = None) -> Tensor | None:
+        """The prior."""
+        return self.prior(distance)
+
+    def prior(self, distance: Tensor) -> Tensor:
         """fp32 [H, *distance.shape], <= 0; at d = 0 it is -e^scale * 1e-5^shape, not 0."""
         scale, shape = (self._broadcast(key, distance) for key in ("scale", "shape"))
         away = distance.to(scale.dtype)

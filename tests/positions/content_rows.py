@@ -78,10 +78,27 @@ def dape(method: Any, scores: list[list[float]], away: list[int], q: Tensor) -> 
     return torch.tensor(columns, dtype=torch.float64).t().softmax(-1)
 
 
+def ggd_bam_ssmax(method: Any, scores: list[list[float]], away: list[int], q: Tensor) -> Tensor:
+    scale, shape, loc, factor = (
+        method.get_parameter(key).flatten().tolist() if key != "loc" or method.learn_loc else None
+        for key in ("scale", "shape", "loc", "ssmax")
+    )
+    rows = []
+    for head, row in enumerate(scores):
+        centre = 0.0 if loc is None else math.exp(loc[head]) - math.exp(-loc[head])
+        prior = [-math.exp(scale[head]) * (abs(d + centre) + 1e-5) ** shape[head] for d in away]
+        grown = factor[head] * math.log(len(row))
+        both = [(s + p) * grown for s, p in zip(row, prior, strict=True)]
+        content = [s * grown + p for s, p in zip(row, prior, strict=True)]
+        rows.append(both if method.scale_prior else content)
+    return torch.tensor(rows, dtype=torch.float64).softmax(-1)
+
+
 ORACLES: dict[str, Callable[..., Tensor]] = {
     "stick_breaking": stick_breaking,
     "cope": cope,
     "dape": dape,
+    "ggd_bam_ssmax": ggd_bam_ssmax,
 }
 
 

@@ -22,6 +22,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "cope-divided-cut": ("cope", {"positions": 6, "divide": True}),
     "dape-kerple": ("dape", {}),
     "dape-alibi": ("dape", {"base": "alibi", "width": 7}),
+    "ggd_bam_ssmax": ("ggd_bam_ssmax", {}),
+    "ggd_bam_ssmax-content": ("ggd_bam_ssmax", {"scale_prior": False, "learn_loc": True}),
 }
 
 
