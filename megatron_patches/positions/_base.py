@@ -15,11 +15,10 @@ from torch import Tensor, nn
 
 from megatron_patches.positions._closed_form import ClosedForm
 from megatron_patches.positions._geometry import Geometry
+from megatron_patches.positions._precise import Precise
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
-
-class PositionMethod(nn.Module):
+class PositionMethod(Precise):
     """One way of telling attention where tokens are. Every hook defaults to doing nothing.
 
     Floating parameters and buffers stay in fp32 whatever dtype the model is cast to; bf16 holds
@@ -37,7 +36,6 @@ class PositionMethod(nn.Module):
     # Attribute of the layer's attention or of the embedding that holds the module in GPT-NeoX.
     module_name: ClassVar[str] = "position"
     mixes_heads: ClassVar[bool] = False  # `score` needs all heads of the model: no `head_range`
-    precisions: ClassVar[tuple[str, ...]] = ("exact",)
     # Options that a trained model may be read with in other values; they change no parameter's shape.
     evaluation_options: ClassVar[tuple[str, ...]] = ()
 
@@ -74,25 +72,7 @@ class PositionMethod(nn.Module):
             )
         self.bounds = {}
         self.head_dim_of = {}
-        self.precision = precision
-        self.published_dtype = self._published_dtype(precision, model_dtype)
-
-    def _published_dtype(
-        self, precision: str, model_dtype: str | torch.dtype | None
-    ) -> torch.dtype | None:
-        if precision not in self.precisions:
-            raise ValueError(
-                f"{self.name} has no precision={precision!r}; it has: {', '.join(self.precisions)}"
-            )
-        if isinstance(model_dtype, str) and model_dtype in DTYPES:
-            model_dtype = DTYPES[model_dtype]
-        if model_dtype is not None and model_dtype not in DTYPES.values():
-            raise ValueError(f"{self.name}: model_dtype={model_dtype!r} is none of {list(DTYPES)}")
-        if precision == "exact":
-            return None
-        if not isinstance(model_dtype, torch.dtype):
-            raise ValueError(f"{self.name}: precision={precision!r} needs model_dtype as well")
-        return model_dtype
+        self.choose_precision(precision, model_dtype)
 
     # ---- the hooks -------------------------------------------------------------------------------
 
@@ -277,34 +257,3 @@ class PositionMethod(nn.Module):
             "precision": self.precision,
             "model_dtype": None if dtype is None else str(dtype).removeprefix("torch."),
         }
-
-    # ---- precision -------------------------------------------------------------------------------
-
-    def working_dtype(self, parameter: Tensor) -> torch.dtype:
-        """The dtype to compute in: the published one, else fp32, else float64 if stored so."""
-        if self.published_dtype is not None:
-            return self.published_dtype
-        return torch.float64 if parameter.dtype == torch.float64 else torch.float32
-
-    @staticmethod
-    def result(values: Tensor) -> Tensor:
-        """A computed bias or weight in the contract's dtype: fp32, or float64 if computed so."""
-        return values if values.dtype == torch.float64 else values.float()
-
-    def to_float64_(self) -> PositionMethod:
-        """Store floating tensors in float64; all maths follows. For gradient checks."""
-        super()._apply(lambda tensor: tensor.double() if tensor.is_floating_point() else tensor)
-        return self
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PositionMethod:
-        # Every cast and move of nn.Module comes through here: follow moves, ignore casts, except
-        # that a tensor which somebody made low precision behind our back may return to fp32.
-        def move_only(tensor: Tensor) -> Tensor:
-            moved = fn(tensor)
-            if not tensor.is_floating_point() or moved.dtype == tensor.dtype:
-                return moved
-            raised = moved.dtype == torch.float32 and tensor.dtype != torch.float64
-            return moved if raised else tensor.to(moved.device)
-
-        super()._apply(move_only, recurse)
-        return self
