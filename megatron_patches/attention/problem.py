@@ -97,7 +97,7 @@ class Problem:
         the keys when there are fewer of them (a cached decode passes `transformed=True` instead, unless the
         method's cache is raw). Padding does not count into the length of a row.
         """
-        positions_K = torch.arange(self.keys, device=self.q.device)
+        positions = torch.arange(self.keys, device=self.q.device)
         q, k, last = self.q, self.k, self.sight.offset + self.queries
         if self.queries < self.keys:
             padded_q = q.new_zeros(*q.shape[:2], self.keys, q.shape[3])
@@ -105,7 +105,9 @@ class Problem:
             q = padded_q
         padding = self.sight.padding
         length = self.keys if padding is None else (~padding).sum(1)
-        q, k = self.method.transform(q, k, positions_K, total_length=length)
+        if padding is not None and self.method.follows_length:
+            positions = ((~padding).cumsum(1) - 1).clamp(min=0)
+        q, k = self.method.transform(q, k, positions, total_length=length)
         return replace(self, q=q[:, :, self.sight.offset : last], k=k)
 
     def without_padding_values(self) -> Problem:
@@ -169,11 +171,14 @@ def dense(problem: Problem, first_key: int = 0) -> Tensor:
     distance_QK = distance_QK.clamp(min=0)
     query_position_Q = query_Q + first_key
 
+    stretched = method.stretch(problem.keys)
+    taken_QK = distance_QK if stretched is None else stretched.to(device)[distance_QK]
+
     scores = (q @ k.transpose(-1, -2)) * problem.scale
-    weight = method.weight(distance_QK)
+    weight = method.weight(taken_QK)
     if weight is not None:
         scores = scores * weight.to(dtype)
-    bias = method.bias(distance_QK, query_position_Q)
+    bias = method.bias(taken_QK, query_position_Q)
     if bias is not None:
         scores = scores + bias.to(dtype)
     if problem.gates is not None:

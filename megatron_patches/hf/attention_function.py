@@ -63,6 +63,12 @@ def attention_function(
             f"attention with {method.name} takes an attention_mask [batch, keys], not "
             f"{list(attention_mask.shape)}: custom masks are not supported"
         )
+    pieces = method.follows_length and query.shape[2] < key.shape[2]
+    if pieces and method.planned_length is None:
+        raise ValueError(
+            f"with {method.name} a token's place follows the length of the whole text: before it is read "
+            "piece by piece, set `planned_length` of each method that use_positions returned"
+        )
     groups = query.shape[1] // key.shape[1]
     if groups > 1:
         key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)

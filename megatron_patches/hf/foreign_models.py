@@ -18,7 +18,13 @@ class PositionMethods(nn.ModuleList):
     """The methods of a model: one, or one a layer."""
 
     def project_(self) -> None:
-        """All parameters back into their legal range; after each optimizer step."""
+        """All parameters back into their legal range, and the next draw; after each optimizer step."""
+        self.make_legal_()
+        for method in self:
+            method.step += 1
+
+    def make_legal_(self) -> None:
+        """All parameters back into their legal range."""
         for method in self:
             method.project_()
 
@@ -97,7 +103,7 @@ def use_positions(
         attention_function.fill_slot(attention, methods[index % len(methods)], impl)
     model.add_module(OWNER, methods)
     # What is saved is legal, whoever trains.
-    model.register_state_dict_pre_hook(lambda *_: methods.project_())
+    model.register_state_dict_pre_hook(lambda *_: methods.make_legal_())
     plan = {"name": methods[0].name, "replace": replace, "seed": seed, "options": options}
     setattr(model.config, OWNER, {**plan, "sharing": "model" if len(methods) == 1 else "layer"})
     # transformers stops at this entry where nobody registered the name: no loading without the method.

@@ -46,6 +46,12 @@ def _attention_types(args: Any, method: type[PositionMethod], ours: str | None) 
             "with `--engine standalone`"
         )
         return
+    if method.follows_length:
+        yield (
+            f"{ours} places tokens by the length of the whole text, which GPT-NeoX's cache does not know; "
+            "train it with `--engine standalone`"
+        )
+        return
     for kind in sorted(kinds_of(args)):
         if kind == ATTEND:
             continue

@@ -36,6 +36,9 @@ class PositionMethod(Precise):
     # Attribute of the layer's attention or of the embedding that holds the module in GPT-NeoX.
     module_name: ClassVar[str] = "position"
     mixes_heads: ClassVar[bool] = False  # `score` needs all heads of the model: no `head_range`
+    # Whether a token's place depends on how long the whole text is: `planned_length`, or without one as much
+    # as is given, so that it is read in one piece. `transform` then counts positions without the padding.
+    follows_length: ClassVar[bool] = False
     # Options that a trained model may be read with in other values; they change no parameter's shape.
     evaluation_options: ClassVar[tuple[str, ...]] = ()
 
@@ -45,6 +48,10 @@ class PositionMethod(Precise):
     cache: Literal["transformed", "raw"] = "transformed"
     score_scale: float | None = None  # None: 1/sqrt(head_dim of the model)
     max_length: int | None = None  # longest readable input; None: no limit
+    # Optimiser steps so far, set by who trains, for methods that draw something anew in each.
+    step: int = 0
+    # Tokens of the whole text, set by who reads it piece by piece.
+    planned_length: int | None = None
     bounds: dict[str, tuple[float, float]]  # parameter -> legal interval
     # Saved tensor -> its dimension that runs over heads; None: replicated under tensor parallel.
     head_dim_of: dict[str, int | None]
@@ -128,6 +135,13 @@ class PositionMethod(Precise):
         """
         return None
 
+    def stretch(self, length: int) -> Tensor | None:
+        """What `bias` and `weight` take for the distances 0 ... length-1 of a text of `length` tokens.
+
+        int64 [length], increasing from 0; None: the distances themselves. For tier "table".
+        """
+        return None
+
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         """Token embeddings [B, L, C] with their absolute positions ([L] or [B, L]) added."""
         return x
@@ -181,14 +195,17 @@ class PositionMethod(Precise):
             )
 
     def table(self, length: int) -> Tensor | None:
-        """`bias` of the distances 0 ... length-1: fp32 [H, length], differentiable; or None."""
+        """`bias` of the distances 0 ... length-1, stretched: fp32 [H, length], differentiable; or None."""
         return self.bias(self._distances(length))
 
     def weight_table(self, length: int) -> Tensor | None:
-        """`weight` of the distances 0 ... length-1: fp32 [H, length], differentiable; or None."""
+        """`weight` of the distances 0 ... length-1, stretched: fp32 [H, length], differentiable; or None."""
         return self.weight(self._distances(length))
 
     def _distances(self, length: int) -> Tensor:
+        stretched = self.stretch(length)
+        if stretched is not None:
+            return stretched
         tensors = [*self.parameters(), *self.buffers()]
         return torch.arange(length, device=tensors[0].device if tensors else None)
 

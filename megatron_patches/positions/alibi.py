@@ -5,7 +5,7 @@ Press, Smith, Lewis: Train Short, Test Long (arXiv 2108.12409), section 3.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ class Alibi(PositionMethod):
     """Saves the buffer `slopes` [H], fp32, in the authors' order; learns nothing."""
 
     module_name = "alibi_embed"
-    precisions = ("exact", "as_published")
+    precisions: ClassVar[tuple[str, ...]] = ("exact", "as_published")
     slopes: Tensor
 
     def __init__(self, geometry: Geometry, **common: Any) -> None:

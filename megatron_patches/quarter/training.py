@@ -37,6 +37,7 @@ class Trainer:
         self._weights, self._copies = [w for w, _ in rounded], [m for _, m in rounded]
         params = run.training.optimizer.params
         betas = (params.betas[0], params.betas[1])
+        self._updates = 0
         self.optimizer = torch.optim.AdamW(groups, lr=0.0, betas=betas, eps=params.eps, fused=True)
 
     def step(self, rows: Tensor, rate: float, micro: int) -> tuple[Tensor, Tensor]:
@@ -48,6 +49,8 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.zero_grad(set_to_none=True)
+        position_state.begin(self.model.own_methods(), self._updates)
+        self._updates += 1
         parts = rows.split(micro)
         total = torch.zeros((), device=self.device)
         for part in parts:

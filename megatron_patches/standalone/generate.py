@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from megatron_patches.config import ConfigError
-from megatron_patches.standalone.model import GPT, Cache
+from megatron_patches.standalone.cache import Cache, planned
+from megatron_patches.standalone.model import GPT
 
 
 def left_padded(prompts: Sequence[Sequence[int]], filler: int = 0) -> tuple[Tensor, Tensor]:
@@ -101,8 +102,10 @@ def generate(
     text, new = prompt_BL.to(device), prompt_BL.to(device)
     padding = None if padding_BL is None else padding_BL.to(device)
     done = torch.zeros(len(text), dtype=torch.bool, device=device)
+    total = prompt_BL.shape[1] + tokens
     for _ in range(tokens):
-        logits = model.logits(model.hidden(new, cache, padding)[:, -1:]).float()[:, 0]
+        with planned(model.own_methods(), total):
+            logits = model.logits(model.hidden(new, cache, padding)[:, -1:]).float()[:, 0]
         if vocabulary is not None:
             logits[:, vocabulary:] = float("-inf")
         new = _choose(logits, temperature, top_k, generator)

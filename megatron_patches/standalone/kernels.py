@@ -96,7 +96,7 @@ def _of_method(
     bias_HD, weight_HD = method.bias(at), method.weight(at)
     if bias_HD is None and weight_HD is None:
         return []
-    table_HL = method.table(longest + 1)
+    table_HL = method.bias(torch.arange(longest + 1, device=at.device))
     ends = [None] * method.owned_heads if table_HL is None else effective_lengths(table_HL)
     per_head = {n: p for n, p in method.named_parameters() if method.head_dim_of.get(n) == 0}
     return [

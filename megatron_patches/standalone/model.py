@@ -9,8 +9,6 @@ Shape suffixes: B batch, L length, C hidden width, H heads, D head dimension, V 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -20,24 +18,8 @@ from megatron_patches.attention import attend
 from megatron_patches.attention.problem import Problem, Sight
 from megatron_patches.attention.selection import choose
 from megatron_patches.positions import PositionMethod
+from megatron_patches.standalone.cache import Cache, check_plan
 from megatron_patches.standalone.shape import ModelShape, initialise, position_methods
-
-
-@dataclass
-class Cache:
-    """Keys and values of the tokens read so far, one pair `[B, H, length, D]` a layer.
-
-    Beside them the log decays `[B, H, length]` of methods with gates.
-    """
-
-    keys: list[Tensor | None]
-    values: list[Tensor | None]
-    log_decays: list[Tensor | None]
-    length: int = 0
-
-    @classmethod
-    def empty(cls, layers: int) -> Cache:
-        return cls([None] * layers, [None] * layers, [None] * layers)
 
 
 class Embedding(nn.Module):
@@ -232,6 +214,8 @@ class GPT(nn.Module):
                 or right of the text; absolute positions count from the first real token.
             last: return `[B, last, C]`, the last positions; the last layer computes no others.
         """
+        if cache is not None:
+            check_plan(self.methods)
         start = 0 if cache is None else cache.length
         positions = torch.arange(start, start + tokens_BL.shape[1], device=tokens_BL.device)
         if padding_BK is not None:  # [B, L] from here on

@@ -173,6 +173,7 @@ class Trainer(RunState):
         """One update; the mean loss of this rank's micro batches."""
         total = torch.zeros((), device=self.world.device)
         now = self.step + 1
+        position_state.begin(self.model.own_methods(), self.step)
         for micro in range(self.batch.accumulation):
             self.heart.beat(now, "reading data", micro)
             first, rows = next(batches)

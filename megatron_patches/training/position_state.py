@@ -30,6 +30,12 @@ def _parameters(methods: Sequence[PositionMethod]) -> list[torch.nn.Parameter]:
     return [parameter for method in methods for parameter in method.parameters()]
 
 
+def begin(methods: Iterable[PositionMethod], step: int) -> None:
+    """Tell the methods how many updates there were; before each one, in a continued training too."""
+    for method in methods:
+        method.step = step
+
+
 def project(methods: Sequence[PositionMethod], optimizer: Any) -> None:
     """Move the methods' parameters back into their bounds; all ranks call it after every update.
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from megatron_patches import attention
+from megatron_patches import attention, positions
 from megatron_patches.positions import Geometry, PositionMethod, build
 
 HEADS, HEAD_DIM = 3, 8
@@ -20,6 +20,8 @@ def make(name: str, heads: int = HEADS, head_dim: int = HEAD_DIM, **options: Any
 
     Where a table of counts has kinks, gradients jump if float32 rounds a count to their other side.
     """
+    if "span" in positions.options(name):  # drawn distances, not many times as wide as the texts
+        options.setdefault("span", 1024)
     method = build(
         name,
         heads=heads,

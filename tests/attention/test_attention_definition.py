@@ -125,6 +125,7 @@ def test_alibis_shortcut_by_key_position_holds_for_alibi_alone(name):
 def test_prefill_and_blocks_equal_one_pass(name):
     """A key/value cache as the model keeps it: transformed keys, blocks of 7, 1, 2 and 4."""
     method, (q, k, v) = make(name).to_float64_(), tensors(14, batch=2)
+    method.planned_length = 14
     whole = attend(q, k, v, method, impl="reference")
     cached = method.cache == "transformed"
     keys, values, outs, length = [], [], [], 0

@@ -106,7 +106,7 @@ def plain_half(method, q, k, v):
     """Dense attention that stays in the dtype of its inputs throughout."""
     length = q.shape[2]
     distance = (torch.arange(length)[:, None] - torch.arange(length)).clamp(min=0)
-    q, k = method.transform(q, k, torch.arange(length))
+    q, k = method.transform(q, k, torch.arange(length), total_length=length)
     scores = (q @ k.transpose(-1, -2)) / q.shape[-1] ** 0.5
     weight, bias = method.weight(distance), method.bias(distance)
     scores = scores if weight is None else scores * weight.to(scores.dtype)

@@ -140,6 +140,25 @@ def test_cache_and_padding(kind, name):
     assert torch.equal(grown[1, 6:], alone[0])
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["randomised_alibi", "randomised_kerple_log"])
+def test_places_that_follow_the_length_need_a_plan(name):
+    model = made("llama")
+    methods, text = use_positions(model, name, span=64).eval(), texts()
+    cache = model(text[:, :5], use_cache=True).cache
+    with pytest.raises(ValueError, match=f"with {name} a token's place.*set `planned_length`"):
+        model(text[:, 5:], cache=cache, use_cache=True)
+    for method in methods:
+        method.planned_length = 30
+    whole = model(text).logits
+    cache = model(text[:, :5], use_cache=True).cache
+    rest = model(text[:, 5:], cache=cache, use_cache=True).logits
+    torch.testing.assert_close(rest, whole[:, 5:], atol=3e-5, rtol=1e-5)
+    before = methods[0].step
+    methods.project_()
+    assert methods[0].step == before + 1
+
+
 def test_it_learns_in_ten_lines():
     model = made("llama")
     methods = use_positions(model, "kerple_log", seed=1).train()

@@ -40,8 +40,11 @@ ATTEND_ONLY = [
 ]
 # Needs the layer's input, which no attention of NeoX is given: refused.
 GATED = [name for name in INSERTED if overrides(method_class(name), "decay")]
-POSSIBLE = [name for name in positions.names() if name not in GATED]
-INSERTED = [name for name in INSERTED if name not in ATTEND_ONLY + GATED]
+# Need the length of the whole text, which NeoX's cache does not know: refused.
+FOLLOWING = [name for name in positions.names() if method_class(name).follows_length]
+POSSIBLE = [name for name in positions.names() if name not in GATED + FOLLOWING]
+ATTEND_ONLY = [name for name in ATTEND_ONLY if name in POSSIBLE]
+INSERTED = [name for name in INSERTED if name in POSSIBLE and name not in ATTEND_ONLY]
 PRODUCT = [name for name in INSERTED if overrides(method_class(name), "weight")]
 ADDED = [name for name in INSERTED if name not in PRODUCT]
 # Is shared by all layers unless asked otherwise, and has bounds.

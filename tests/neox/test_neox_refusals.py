@@ -8,6 +8,7 @@ import pytest
 from neox_tools import (
     ADDED,
     ATTEND_ONLY,
+    FOLLOWING,
     GATED,
     INSERTED,
     LEARNS_ONCE,
@@ -155,6 +156,14 @@ def test_what_needs_the_input_of_the_layer(name):
     for changes in ({}, {"attention_config": ATTEND}):
         message = refused(pos_emb=name, **changes)
         assert f"{name} has gates from the layer's input" in message and message.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", FOLLOWING)
+def test_what_needs_the_length_of_the_text(name):
+    for changes in ({}, {"attention_config": ATTEND}):
+        message = refused(pos_emb=name, **changes)
+        assert f"{name} places tokens by the length of the whole text" in message
+        assert message.count("\n") == 1
 
 
 MIXING = [name for name in POSSIBLE if method_class(name).mixes_heads]

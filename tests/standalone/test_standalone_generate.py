@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from megatron_patches import positions
+from megatron_patches.standalone.cache import Cache, planned
 from megatron_patches.standalone.cli import generate_main
 from megatron_patches.standalone.generate import generate, left_padded
-from megatron_patches.standalone.model import GPT, Cache, ModelShape
+from megatron_patches.standalone.model import GPT, ModelShape
 
 LENGTH = 40
 
@@ -39,7 +40,8 @@ def test_cached_decoding_equals_recomputation(name, prompt, changes):
         assert (whole[:, 6:-1].argmax(-1) == text[:, 7:]).all()
         cache, parts, at = Cache.empty(2), [], 0
         for block in (7, 1, 5, 1, 1, LENGTH - 15):
-            parts.append(made.logits(made.hidden(text[:, at : at + block], cache)))
+            with planned(made.methods, LENGTH):
+                parts.append(made.logits(made.hidden(text[:, at : at + block], cache)))
             at += block
             assert cache.length == at
     torch.testing.assert_close(torch.cat(parts, dim=1), whole, atol=1e-5, rtol=1e-5)
@@ -47,7 +49,8 @@ def test_cached_decoding_equals_recomputation(name, prompt, changes):
 
 @pytest.mark.parametrize("name", positions.names())
 def test_beyond_the_table(name, prompt):
-    made = model(name)
+    span = {"position_options": {"span": LENGTH}} if "span" in positions.options(name) else {}
+    made = model(name, **span)
     limit = made.position_method.max_length
     if limit is None:
         assert generate(made, prompt, LENGTH).shape == (2, LENGTH + 7)
@@ -56,9 +59,20 @@ def test_beyond_the_table(name, prompt):
     with pytest.raises(ValueError, match=f"cannot read {LENGTH + 1} tokens"):
         generate(made, prompt, LENGTH - 6)
     cache = Cache.empty(2)
-    made.hidden(torch.zeros(1, LENGTH, dtype=torch.int64), cache)
-    with pytest.raises(ValueError, match="cannot read"):
-        made.hidden(torch.zeros(1, 1, dtype=torch.int64), cache)
+    with planned(made.methods, LENGTH):
+        made.hidden(torch.zeros(1, LENGTH, dtype=torch.int64), cache)
+        with pytest.raises(ValueError, match="cannot read|a text that was planned with"):
+            made.hidden(torch.zeros(1, 1, dtype=torch.int64), cache)
+
+
+@pytest.mark.parametrize(
+    "name", [n for n in positions.names() if positions.method_class(n).follows_length]
+)
+def test_a_cache_needs_the_length_where_places_follow_it(name):
+    made = model(name)
+    with pytest.raises(ValueError, match=f"with {name} a token's place follows the length"):
+        made.hidden(torch.zeros(1, 3, dtype=torch.int64), Cache.empty(2))
+    assert made.position_method.planned_length is None
 
 
 def test_padding_ids_are_never_produced(prompt):
@@ -121,19 +135,24 @@ def test_left_padded_batches_equal_single_runs(name, changes):
         20 if made.position_method.max_length else LENGTH
     )  # past the training length where possible
     texts = generate(made, ids, new, padding_BL=padding)
+    total = ids.shape[1] + new
     whole_padding = torch.cat([padding, torch.zeros(4, new, dtype=torch.bool)], dim=1)
     with torch.no_grad():
         cache, parts, at = Cache.empty(2), [], 0
         for block in (4, 3, 1, 5, new - 6):
             seen = whole_padding[:, : at + block]
-            parts.append(made.logits(made.hidden(texts[:, at : at + block], cache, seen)))
+            with planned(made.methods, total):
+                parts.append(made.logits(made.hidden(texts[:, at : at + block], cache, seen)))
             at += block
         blocks = torch.cat(parts, dim=1)
         for row, prompt in enumerate(PROMPTS):
             start = 7 - len(prompt)
             alone = torch.tensor([prompt])
-            assert torch.equal(texts[row, start:], generate(made, alone, new)[0])
-            logits = made(texts[row : row + 1, start:])[0]
+            if not made.position_method.follows_length:
+                assert torch.equal(texts[row, start:], generate(made, alone, new)[0])
+            with planned(made.methods, total):
+                logits = made(texts[row : row + 1, start:])[0]
+            assert torch.equal(logits[len(prompt) - 1 : -1].argmax(-1), texts[row, 7:])
             torch.testing.assert_close(blocks[row, start:], logits, atol=2e-5, rtol=1e-5)
 
 

@@ -10,9 +10,9 @@ from megatron_patches.analysis.rows import read_rows
 from megatron_patches.attention import attend
 from megatron_patches.config import ConfigError
 from megatron_patches.standalone import GPT, ModelShape, cli, load_model
+from megatron_patches.standalone.cache import Cache
 from megatron_patches.standalone.evaluate import Evaluation, Request
 from megatron_patches.standalone.generate import generate, left_padded
-from megatron_patches.standalone.model import Cache
 from megatron_patches.standalone.train import train
 
 TRAINED = 8  # tokens
