@@ -14,6 +14,7 @@ SMALLEST = {
     "bench_attention": [
         *("kerple_log", "--lengths", "64", "--dtypes", "fp32", "--rounds", "2", "--no-memory")
     ],
+    "bench_methods": ["fox", "fire", "--lengths", "64", "--rounds", "2"],
     "bench_training": ["--models", "smallest", "--steps", "2"],
     "bench_checkpoint": ["--model", "smallest", "--rounds", "2"],
     "bench_evaluation": ["--lengths", "32", "64", "--rounds", "2"],
@@ -24,6 +25,7 @@ EXPECTED = {
         "kerple_log, fp32, training",
         "chunked / sdpa",
     ],
+    "bench_methods": ["in multiples of kerple_log", "| fox | content | flat |", "| fire |"],
     "bench_training": ["training step", "engine_seconds"],
     "bench_checkpoint": ["saving as a share of training", "save_seconds"],
     "bench_evaluation": ["one window of each length", "all lengths in one evaluation"],
@@ -51,6 +53,11 @@ def test_an_unknown_method_is_refused():
     done = run("bench_attention", "kerple_logg")
     assert done.returncode == 2
     assert "kerple_logg" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_the_method_with_ratio_one_must_have_a_table():
+    done = run("bench_methods", "fox", "--against", "cope")
+    assert done.returncode == 2 and "--against cope has no table of distances" in done.stderr
 
 
 def test_no_ratio_from_a_wrong_result(monkeypatch):
