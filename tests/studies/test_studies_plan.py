@@ -35,7 +35,12 @@ SIZES = {
     "cpu_mini_position": (8 * 3 * 3, 2 * 2),
     "cpu_mini_last": (14 * 3 * 3, 6),
     "cpu_mini_retrieval": (8 * 3 * 3, 2 * 5 * 5),
-    "cpu_zoo": (9 * 3, 8),
+    "cpu_mini_rotary": (3, 5 * 6),
+    "cpu_mini_blocks": (3 * 3, 6),
+    "cpu_mini_far": (5 * 3, 2),
+    "cpu_zoo": (12 * 3, 8),
+    "cpu_zoo_far": (4 * 3, 2),
+    "cpu_zoo_retrieval": (12 * 3, 2 * 5 * 5),
 }
 
 
