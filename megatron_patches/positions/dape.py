@@ -93,8 +93,10 @@ class Dape(Kerple):
         # One matrix a sample: heads -> width -> heads, for all places side by side. The base's part is
         # the same in all samples.
         shift = torch.addmm(offset[:, None], of_base, base_HQK.flatten(1))
-        hidden = (of_scores @ scores_BHQK.flatten(2)).add_(shift)
-        correction = outer @ F.leaky_relu(hidden, SLOPE, inplace=True)
+        # Expanded and not broadcast: `matmul` would copy every place to put heads last, and back.
+        batch = len(scores_BHQK)
+        hidden = torch.baddbmm(shift, of_scores.expand(batch, -1, -1), scores_BHQK.flatten(2))
+        correction = outer.expand(batch, -1, -1).bmm(F.leaky_relu(hidden, SLOPE, inplace=True))
         return scores_BHQK + base_HQK + correction.view(size)
 
     def _options(self) -> dict[str, Any]:
