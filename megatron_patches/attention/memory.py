@@ -22,6 +22,7 @@ class Size:
     itemsize: int = 4
     gradients: bool = False
     whole_rows: bool = False  # methods beyond tier `table`: all heads and whole key rows at once
+    device: str = "cpu"  # its type decides how much `chunked` takes together
 
     @property
     def q(self) -> int:
@@ -63,7 +64,7 @@ def _whole_rows(size: Size) -> int:
     For the method that keeps most of them, with the gaps that the allocator leaves: up to a quarter, and
     different in every process. Others stay below, to a third.
     """
-    samples, rows = blocks.whole_rows(size.batch, size.heads, size.keys)
+    samples, rows = blocks.whole_rows(size.batch, size.heads, size.keys, size.device)
     scores = samples * size.heads * min(rows, size.queries) * size.keys * WORD
     if not size.gradients:
         return size.q + 16 * scores
@@ -80,7 +81,7 @@ def _chunked(size: Size) -> int:
     forward = size.q + _chunked_group(size) + _table(size)
     if not size.gradients:
         return forward
-    samples, heads = blocks.block_shape(size.batch, size.heads, size.keys)
+    samples, heads = blocks.block_shape(size.batch, size.heads, size.keys, size.device)
     rows = min(blocks.BACKWARD_CHUNK, size.queries)
     wide = samples * heads * WORD
     # float32 copies of q, dO, k, v and the sums of dk, dv for the block at hand

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from megatron_patches.attention import preferences
 from megatron_patches.attention.memory import Size, peak_bytes
 from megatron_patches.config import Config, batch_arithmetic, config_sha, data_parallel_size, dump
@@ -50,18 +52,9 @@ def training_bytes(config: Config, shape: ModelShape, micro: int, ranks: int) ->
     return state + activations + logits
 
 
-def attention_bytes(
-    shape: ModelShape,
-    whole_rows: bool,
-    impl: str,
-    batch: int,
-    length: int,
-    gradients: bool,
-    itemsize: int = 4,
-) -> int:
-    """Expected peak of one layer's attention above q, k and v."""
-    size = Size(batch, shape.heads, length, length, shape.head_dim, itemsize, gradients, whole_rows)
-    return peak_bytes(impl, size)
+def attention_bytes(shape: ModelShape, impl: str, batch: int, length: int, **size: Any) -> int:
+    """Expected peak of one layer's attention above q, k and v; `size` as in `attention.memory.Size`."""
+    return peak_bytes(impl, Size(batch, shape.heads, length, length, shape.head_dim, **size))
 
 
 def describe(config: Config, processes: int) -> str:
@@ -108,13 +101,18 @@ def describe(config: Config, processes: int) -> str:
         "evaluation": f"{config.eval_protocol} at {', '.join(map(str, config.eval_lengths))}",
     }
     first = preferences(device.type, gradients=True)[0] if shape.attention == "auto" else impl
-    itemsize = BYTES[config.torch_dtype_name]
-    peak = (
-        attention_bytes(
-            shape, method.whole_rows, first, batch.micro, config.seq_length, True, itemsize
-        )
-        / 1e6
+    peak = attention_bytes(
+        shape,
+        first,
+        batch.micro,
+        config.seq_length,
+        itemsize=BYTES[config.torch_dtype_name],
+        gradients=True,
+        whole_rows=method.whole_rows,
+        device=device.type,
     )
-    lines["attention peak"] = f"about {peak:.0f} MB a layer in training, above q, k and v ({first})"
+    lines["attention peak"] = (
+        f"about {peak / 1e6:.0f} MB a layer in training, above q, k and v ({first})"
+    )
     width = max(map(len, lines))
     return dump(config) + "\n" + "".join(f"{k:<{width}}  {v}\n" for k, v in lines.items())

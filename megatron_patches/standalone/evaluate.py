@@ -166,14 +166,17 @@ class Evaluation:
         length = max(self.request.lengths)
         batch = self.request.batch_size or max(1, TOKENS_PER_PASS // length)
         impl, shape = self.model.attention_name(), self.model.shape
-        itemsize = next(self.model.parameters()).element_size()
-        megabytes = (
-            attention_bytes(
-                shape, self.model.position_method.whole_rows, impl, batch, length, False, itemsize
-            )
-            / 1e6
+        weight = next(self.model.parameters())
+        peak = attention_bytes(
+            shape,
+            impl,
+            batch,
+            length,
+            itemsize=weight.element_size(),
+            whole_rows=self.model.position_method.whole_rows,
+            device=weight.device.type,
         )
-        return f"attention: {impl}, about {megabytes:.0f} MB a layer at {length} tokens"
+        return f"attention: {impl}, about {peak / 1e6:.0f} MB a layer at {length} tokens"
 
     def finished(self, output: str | Path) -> set[int]:
         """Lengths whose cell is in `output` already: a refusal answers, too, a failure does not."""

@@ -51,6 +51,16 @@ def test_whole_rows_have_a_bound_of_their_own():
         assert 0 < more <= 4 * (long.k - short.k) + 2**26
 
 
+@pytest.mark.parametrize("whole_rows", [False, True])
+def test_elsewhere_more_is_taken_together(whole_rows):
+    """Where kernel launches decide and not a cache: a training batch in one go, within gigabytes."""
+    here, there = (
+        Size(64, 12, 512, 512, 64, 2, True, whole_rows, device=device) for device in ("cpu", "cuda")
+    )
+    more = peak_bytes("chunked", there) - peak_bytes("chunked", here)
+    assert 1 << 29 < more < 1 << 33
+
+
 def test_every_implementation_has_a_formula():
     size = Size(2, 4, 100, 300, 16)
     for name in IMPLEMENTATIONS:
