@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from data_prep.tokenizing import TOKENIZER_FILES, load_tokenizer
+from megatron_patches import positions
 from megatron_patches.config import FUNCTION, Config, ConfigError, compose, from_mapping
 from megatron_patches.hf.describing import ORIGIN, RECORD, TRAINING
 from megatron_patches.hf.naming import restored
@@ -25,6 +26,19 @@ from megatron_patches.standalone.weights import CheckpointError, State, fill, sa
 LARGEST_JSON = 64 << 20  # bytes; an index of the largest models has a few
 NEOX, CARRIED = "gpt_neox", "gpt_positions"
 PRECISION = {torch.float32: "fp32", torch.bfloat16: "bfloat16", torch.float16: "fp16"}
+# transformers' kinds of rotary frequencies -> their names -> our options of rotary, with our defaults.
+_SCALINGS: dict[str, dict[str, tuple[str, Any]]] = {
+    "default": {},
+    "linear": {"factor": ("factor", None)},
+    "yarn": {
+        "factor": ("factor", None),
+        "original_max_position_embeddings": ("original_length", None),
+        "beta_fast": ("beta_fast", 32.0),
+        "beta_slow": ("beta_slow", 1.0),
+        "attention_factor": ("attention_factor", None),
+        "truncate": ("truncate", True),
+    },
+}
 _SAME = {
     "num_hidden_layers": "num_layers",
     "hidden_size": "hidden_size",
@@ -93,7 +107,7 @@ def _config(folder: Path, values: dict[str, Any], precision: str) -> Config:
         f"{key} is {value!r}, {TRAINING} says {getattr(trained, key)!r}"
         for key, value in keys.items()
         if key in {*FUNCTION, "sliding_window_width"}
-        and getattr(trained, key) != value
+        and _stored(trained, key, values) != value
         # None: what the method prescribes, which the folder spells out
         and not (key == "position_sharing" and trained.position_sharing is None)
     ]
@@ -104,6 +118,23 @@ def _config(folder: Path, values: dict[str, Any], precision: str) -> Config:
     given = trained.model_dump(mode="json", exclude_unset=True)
     others = {k: v for k, v in given.items() if k not in ("fp16", "bf16", "data_types")}
     return from_mapping({**others, "precision": precision}, str(stored))
+
+
+def _stored(trained: Config, key: str, values: dict[str, Any]) -> Any:
+    """What the training's configuration says, options of rotary as transformers would spell them out."""
+    rope = values.get("rope_parameters")
+    if key != "position_options" or not rope or rope.get("rope_type", "default") == "default":
+        return getattr(trained, key)
+    shape = shape_of(trained, 1)
+    spelt = positions.build(
+        shape.pos_emb,
+        heads=shape.heads,
+        head_dim=shape.head_dim,
+        hidden_size=shape.hidden_size,
+        max_length=shape.max_length,
+        **shape.position_options,
+    ).rope_parameters()
+    return _rotary({"rope_parameters": spelt}).get(key) if spelt else getattr(trained, key)
 
 
 def _keys(values: dict[str, Any]) -> dict[str, Any]:
@@ -129,14 +160,19 @@ def _keys(values: dict[str, Any]) -> dict[str, Any]:
 def _rotary(values: dict[str, Any]) -> dict[str, Any]:
     rope = values.get("rope_parameters") or values.get("rope_scaling") or {}
     kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind != "default":
-        raise ConfigError(f"rope_type is {kind!r}; our rotary has 'default' alone")
+    if kind not in _SCALINGS:
+        raise ConfigError(f"rope_type is {kind!r}; known here are {', '.join(_SCALINGS)}")
     base = rope.get("rope_theta", values.get("rope_theta", values.get("rotary_emb_base", 10000)))
     if base != int(base):
         raise ConfigError(f"rope_theta {base} is no whole number")
     share = rope.get("partial_rotary_factor", values.get("rotary_pct", 0.25))
     # GPT-NeoX's name for what this file's model type is
-    return {"pos_emb": "rotary", "rotary_pct": float(share), "rotary_emb_base": int(base)}
+    keys = {"pos_emb": "rotary", "rotary_pct": float(share), "rotary_emb_base": int(base)}
+    if kind != "default":
+        given = {k: rope.get(k, default) for k, (_, default) in _SCALINGS[kind].items()}
+        named = {_SCALINGS[kind][k][0]: value for k, value in given.items() if value is not None}
+        keys["position_options"] = {"scaling": kind, **named}
+    return keys
 
 
 def _json(path: Path) -> dict[str, Any]:

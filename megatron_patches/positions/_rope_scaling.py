@@ -165,6 +165,28 @@ class RopeScaling:
         ratio = self.original_length / (turns * 2 * math.pi)
         return self.rotated * math.log(ratio) / (2 * math.log(self.base))
 
+    def rope_parameters(self) -> dict[str, Any] | None:
+        """As transformers' `rope_parameters` say it, without the rotated share; None: they cannot.
+
+        Their dynamic kinds keep what the longest text so far made of them.
+        """
+        if self.dynamic:
+            return None
+        base = (
+            self.base * (self.factor or 1.0) ** self._exponent
+            if self.scaling == "ntk"
+            else self.base
+        )
+        kind = self.scaling if self.scaling in ("linear", "yarn") else "default"
+        found: dict[str, Any] = {"rope_type": kind, "rope_theta": base}
+        if kind != "default":
+            found["factor"] = float(self.factor or 1.0)
+        if kind == "yarn":
+            found["original_max_position_embeddings"] = self.original_length
+            given = {name: getattr(self, name) for name in YARN}
+            found |= {name: value for name, value in given.items() if value is not None}
+        return found
+
     def options(self) -> dict[str, Any]:
         """The options as they count, for a checkpoint's metadata; nothing where nothing is scaled."""
         if self.scaling == "none":

@@ -104,11 +104,9 @@ class Rotary(Rotation):
         return cos * amplitude, sin * amplitude
 
     def rope_parameters(self) -> dict[str, Any] | None:
-        """Kind "default"; None where something is scaled."""
-        if self.scaling.scaling != "none":
-            return None
-        share = {"partial_rotary_factor": self.pct}
-        return {"rope_type": "default", "rope_theta": self.base, **share}
+        """None for the dynamic scalings."""
+        found = self.scaling.rope_parameters()
+        return None if found is None else {**found, "partial_rotary_factor": self.pct}
 
     def _options(self) -> dict[str, Any]:
         return {**self.scaling.options(), **super()._options()}

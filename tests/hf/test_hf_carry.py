@@ -53,6 +53,42 @@ def test_logits_and_the_way_back(tmp_path, method):
     assert all(torch.equal(state[key], tensor) for key, tensor in ours.state_dict().items())
 
 
+SCALED = [
+    {"scaling": "linear", "factor": 4},
+    {"scaling": "yarn", "factor": 4},
+    {
+        "scaling": "yarn",
+        "factor": 8,
+        "original_length": 12,
+        "beta_fast": 9,
+        "attention_factor": 1.2,
+    },
+    {"scaling": "yarn", "factor": 2, "truncate": False},
+]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("options", [*SCALED, {"scaling": "ntk", "factor": 4}], ids=str)
+def test_stretched_frequencies(tmp_path, options):
+    folder = carried(tmp_path, ROTATING, position_options=options)
+    ours, theirs = load_model(tmp_path / "run"), load(folder)
+    for length in (LENGTH, 4 * LENGTH):
+        text = tokens(2, length)
+        torch.testing.assert_close(theirs(text).logits, ours(text), atol=2e-5, rtol=1e-5)
+    plain = load(carried(tmp_path / "plain", ROTATING))
+    assert (plain(text).logits - ours(text)).abs().max() > 0.1
+    if options["scaling"] == "ntk":
+        with pytest.raises(ConfigError, match="rope_theta .* is no whole number"):
+            read_model(folder)
+        return
+    back, config = read_model(folder)
+    assert config.position_options == options
+    torch.testing.assert_close(back(text), ours(text), atol=0, rtol=0)
+    (folder / "training.yml").unlink()  # as a folder that others wrote
+    back, _ = read_model(folder)
+    torch.testing.assert_close(back(text), ours(text), atol=0, rtol=0)
+
+
 SETTINGS = [
     {"gpt_j_residual": True},
     {"no_weight_tying": None},
@@ -241,7 +277,7 @@ def test_another_tokenizer_is_refused(tmp_path):
     ("method", "options", "told"),
     [
         ("xpos", {}, "scale_base=512.0"),
-        ("rotary", {"scaling": "linear", "factor": 4}, "scaling=linear, factor=4"),
+        ("rotary", {"scaling": "dynamic_yarn"}, "scaling=dynamic_yarn, original_length=16"),
         (
             "rotary",
             {"scaling": "dynamic_ntk"},
@@ -283,7 +319,11 @@ def test_a_foreign_gpt_neox(tmp_path):
 CHANGES = {
     "kind": ({"model_type": "llama"}, "model_type 'llama'"),
     "activation": ({"hidden_act": "relu"}, "hidden_act is 'relu'"),
-    "scaling": ({"rope_parameters": {"rope_type": "yarn"}}, "rope_type is 'yarn'"),
+    "scaling": ({"rope_parameters": {"rope_type": "llama3"}}, "rope_type is 'llama3'"),
+    "another": (
+        {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "partial_rotary_factor": 1.0}},
+        "position_options is .*'factor': 4.0.*says",
+    ),
     "lacking": ({"position": None}, "lacks or garbles|pos_emb|rotary"),
     "text": ({"num_hidden_layers": "2"}, "num_layers"),
 }
