@@ -187,7 +187,10 @@ def dense(problem: Problem, first_key: int = 0) -> Tensor:
         scores = method.score(
             scores, distance_QK, query_position_Q, query_BHQD=q, visible_QK=visible
         )
-    # A finite filler instead of -inf: a row without any visible key becomes zeros, not NaN.
-    scores = scores.masked_fill(~visible, torch.finfo(dtype).min)
-    probabilities = torch.softmax(scores, dim=-1).masked_fill(~visible, 0.0)
+    # A finite filler instead of -inf: a row without any visible key becomes zeros, not NaN. Only padding
+    # makes such rows; in all others the softmax of the filler is 0.
+    hidden = ~visible
+    probabilities = torch.softmax(scores.masked_fill(hidden, torch.finfo(dtype).min), dim=-1)
+    if sight.padding is not None:
+        probabilities = probabilities.masked_fill(hidden, 0.0)
     return (probabilities @ v).to(problem.q.dtype)
