@@ -45,6 +45,15 @@ class Randomised(PositionMethod):
         self.span, self.draw = span, draw
         self.max_length = span
 
+    def can_read(self, length: int) -> None:
+        """Raises ValueError beyond `span`, too."""
+        if length > self.span:
+            raise ValueError(
+                f"{self.name} cannot read {length} tokens: its places end at span={self.span}, with which "
+                "it was trained"
+            )
+        super().can_read(length)
+
     def take(self, among: int, count: int) -> Tensor:
         """`count` different numbers of 0 ... among-1, rising: int64 [count], on the CPU."""
         purpose = f"step {self.step}" if self.training else f"draw {self.draw}"
