@@ -36,6 +36,7 @@ SIZES = {
     "cpu_mini_last": (14 * 3 * 3, 6),
     "cpu_mini_retrieval": (8 * 3 * 3, 2 * 5 * 5),
     "cpu_mini_rotary": (3, 5 * 6),
+    "cpu_mini_temperature": (3, 4 * 6),
     "cpu_mini_blocks": (3 * 3, 6),
     "cpu_mini_far": (5 * 3, 2),
     "cpu_zoo": (12 * 3, 8),
