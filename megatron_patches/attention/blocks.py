@@ -21,6 +21,7 @@ BACKWARD_SCORES_ELSEWHERE = 1 << 27
 # scores for their backward. 16 MB each on the CPU, 128 MB elsewhere: 256 MB and 2 GB together.
 WHOLE_ROWS = 1 << 22
 WHOLE_ROWS_ELSEWHERE = 1 << 25
+WHOLE_ROWS_CHUNK = 64  # queries at most, on the CPU: fewer of the future, and closer to the cache
 FEWEST_ROWS = (
     16  # fewer than these only when samples go one by one: every piece touches all of k and v
 )
@@ -69,10 +70,12 @@ def forward_blocks(
 
 def whole_rows(batch: int, heads: int, keys: int, device: str = "cpu") -> tuple[int, int]:
     """Samples and queries to compute together where neither keys nor heads can be split."""
-    budget = WHOLE_ROWS if device == "cpu" else WHOLE_ROWS_ELSEWHERE
+    budget, chunk = WHOLE_ROWS, WHOLE_ROWS_CHUNK
+    if device != "cpu":
+        budget, chunk = WHOLE_ROWS_ELSEWHERE, BACKWARD_CHUNK
     row = heads * keys
     samples = min(batch, max(1, budget // (FEWEST_ROWS * row)))
-    return samples, min(BACKWARD_CHUNK, max(1, budget // (samples * row)))
+    return samples, min(chunk, max(1, budget // (samples * row)))
 
 
 def probabilities(

@@ -40,7 +40,7 @@ def test_chunked_equals_the_reference(tier, shape, dtype):
     # 4 samples of 3 heads. More rows than the longest piece; all samples, fewer rows; then some samples,
     # with at least 16 rows; one sample with fewer rows; one row that is more than the budget.
     [
-        (40, 3 * 40 * 4 * 200, (4, 128)),
+        (40, 3 * 40 * 4 * 200, (4, 64)),
         (300, 3 * 300 * 4 * 20, (4, 20)),
         (300, 3 * 300 * 16 * 3, (3, 16)),
         (300, 3 * 300 * 5, (1, 5)),
