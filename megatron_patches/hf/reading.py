@@ -122,8 +122,7 @@ def _config(folder: Path, values: dict[str, Any], precision: str) -> Config:
 
 def _stored(trained: Config, key: str, values: dict[str, Any]) -> Any:
     """What the training's configuration says, options of rotary as transformers would spell them out."""
-    rope = values.get("rope_parameters")
-    if key != "position_options" or not rope or rope.get("rope_type", "default") == "default":
+    if key != "position_options" or values["model_type"] != NEOX:
         return getattr(trained, key)
     shape = shape_of(trained, 1)
     spelt = positions.build(
@@ -168,6 +167,7 @@ def _rotary(values: dict[str, Any]) -> dict[str, Any]:
     share = rope.get("partial_rotary_factor", values.get("rotary_pct", 0.25))
     # GPT-NeoX's name for what this file's model type is
     keys = {"pos_emb": "rotary", "rotary_pct": float(share), "rotary_emb_base": int(base)}
+    keys["position_options"] = {}
     if kind != "default":
         given = {k: rope.get(k, default) for k, (_, default) in _SCALINGS[kind].items()}
         named = {_SCALINGS[kind][k][0]: value for k, value in given.items() if value is not None}

@@ -84,6 +84,12 @@ def test_stretched_frequencies(tmp_path, options):
     back, config = read_model(folder)
     assert config.position_options == options
     torch.testing.assert_close(back(text), ours(text), atol=0, rtol=0)
+    values = json.loads((folder / "config.json").read_text())
+    plain_rope = {**values, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}
+    (folder / "config.json").write_text(json.dumps(plain_rope))
+    with pytest.raises(ConfigError, match="position_options is {}, training.yml says"):
+        read_model(folder)
+    (folder / "config.json").write_text(json.dumps(values))
     (folder / "training.yml").unlink()  # as a folder that others wrote
     back, _ = read_model(folder)
     torch.testing.assert_close(back(text), ours(text), atol=0, rtol=0)

@@ -61,9 +61,14 @@ def test_what_python_does_at_the_end_is_done():
 )
 def test_python_itself_does_not():
     """What `leave` is for: once this no longer fails, it can go."""
-    done = python(ENDING + "sys.exit(0)")
+    for _ in range(5):  # on a busy machine the thread may come too late to be caught
+        done = python(ENDING + "sys.exit(0)")
+        if done.returncode:
+            break
     assert done.returncode != 0
-    assert "terminate called without an active exception" in done.stderr
+    assert (
+        "terminate called" in done.stderr
+    )  # without an exception, or recursively where two threads do
 
 
 def python(program: str) -> subprocess.CompletedProcess[str]:
