@@ -15,7 +15,7 @@ from data_prep.files import printable, sha256_file, write_json
 from data_prep.indexed import IndexedDataset
 from data_prep.options import Options
 from data_prep.splits import NAMES
-from data_prep.tokenizing import TOKENIZER_FILES
+from data_prep.tokenizer import TOKENIZER_FILES
 
 MARK = "prepared.json"
 _SUFFIXES = (".bin", ".json", ".idx")

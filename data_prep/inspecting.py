@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from data_prep.indexed import IndexedDataset
-from data_prep.tokenizing import TOKENIZER_FILES, Tokenizer, load_tokenizer
+from data_prep.tokenizer import TOKENIZER_FILES, Tokenizer
+from data_prep.tokenizing import load_tokenizer
 
 _SHOWN = 300
 

@@ -17,7 +17,7 @@ from data_prep.files import clear_leftovers, json_bytes, locked, staged
 from data_prep.index import put_index
 from data_prep.indexed import IndexedDataset, with_suffix
 from data_prep.progress import Say, stage, to_stderr
-from data_prep.tokenizing import TOKENIZER_FILES
+from data_prep.tokenizer import TOKENIZER_FILES
 from data_prep.writing import summary_of
 
 _BLOCK = 1 << 22  # tokens copied at once

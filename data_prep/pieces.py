@@ -10,7 +10,7 @@ import numpy as np
 
 from data_prep.bytebpe import EOD
 from data_prep.errors import DataError, UsageError
-from data_prep.tokenizing import TOKENIZER_FILES, Tokenizer
+from data_prep.tokenizer import TOKENIZER_FILES, Tokenizer
 
 _USER_DEFINED, _CONTROL = 4, 3  # types of a piece in sentencepiece_model.proto
 

@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection, wait
 import numpy as np
 
 from data_prep.errors import DataError
-from data_prep.tokenizing import Tokenizer
+from data_prep.tokenizer import Tokenizer
 
 
 class WorkerDied(DataError):

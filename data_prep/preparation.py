@@ -26,7 +26,8 @@ from data_prep.progress import Say, stage
 from data_prep.reading import Document, Reading, read
 from data_prep.splits import NAMES, Selection
 from data_prep.sums import Sums, published_sums
-from data_prep.tokenizing import TOKENIZER_FILES, Tokenizer, load_tokenizer, train_bpe
+from data_prep.tokenizer import TOKENIZER_FILES, Tokenizer
+from data_prep.tokenizing import load_tokenizer, train_bpe
 from data_prep.work import Spooled, Work
 from data_prep.writing import write_in_shards
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from data_prep import corpora, finished
+from data_prep.bytebpe import EOD
 from data_prep.corpora import LocalCorpus, PublishedCorpus
 from data_prep.errors import UsageError
 from data_prep.files import clear_leftovers, locked
@@ -18,7 +19,8 @@ from data_prep.options import Options
 from data_prep.preparation import Preparation, make_sums
 from data_prep.progress import Say, to_stderr
 from data_prep.reading import expand
-from data_prep.tokenizing import EOD, Tokenizer, load_tokenizer
+from data_prep.tokenizer import Tokenizer
+from data_prep.tokenizing import load_tokenizer
 from data_prep.work import Work
 
 

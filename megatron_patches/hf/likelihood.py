@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from data_prep.tokenizing import Tokenizer
+from data_prep.tokenizer import Tokenizer
 from megatron_patches.standalone.generate import generate, left_padded
 from megatron_patches.standalone.model import GPT
 

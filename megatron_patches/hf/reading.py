@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from data_prep.tokenizing import TOKENIZER_FILES, load_tokenizer
+from data_prep.tokenizer import TOKENIZER_FILES
+from data_prep.tokenizing import load_tokenizer
 from megatron_patches import positions
 from megatron_patches.config import FUNCTION, Config, ConfigError, compose, from_mapping
 from megatron_patches.hf.describing import ORIGIN, RECORD, TRAINING

@@ -9,7 +9,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from megatron_patches.analysis.rows import RowError
-from megatron_patches.analysis.training_rows import TrainingRow, append_training, training_row
+from megatron_patches.analysis.run_folder import read_run_folder
+from megatron_patches.analysis.training_rows import TrainingRow, append_training
 from megatron_patches.quarter.plan import PlanError
 
 TRAINING = "training.jsonl"
@@ -46,4 +47,4 @@ def _row(folder: Path, own: dict[str, Any]) -> TrainingRow:
             shutil.copyfile(log, made / log.name)
         else:
             (made / log.name).touch()
-        return training_row(made, message=own.get("failed"))
+        return read_run_folder(made, message=own.get("failed"))

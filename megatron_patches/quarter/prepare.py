@@ -175,7 +175,7 @@ def _training(config: Config) -> Training:
     params = config.optimizer.params
     return Training(
         pos_emb=config.pos_emb,
-        dataset=config.dataset or "data",
+        dataset=config.dataset_name,
         seed=config.seed,
         seq_length=config.seq_length,
         batch=batch_arithmetic(config, 1).global_,

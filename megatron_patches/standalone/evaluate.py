@@ -84,7 +84,7 @@ class Evaluation:
         config, request = self.config, self.request
         return {
             "method": config.pos_emb,
-            "dataset": config.dataset or "data",
+            "dataset": config.dataset_name,
             "seed": config.seed,
             "train_length": config.seq_length,
             "protocol": request.protocol,

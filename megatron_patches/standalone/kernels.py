@@ -102,7 +102,7 @@ def _of_method(
     return [
         KernelRow(
             method=config.pos_emb,
-            dataset=config.dataset or "data",
+            dataset=config.dataset_name,
             seed=config.seed,
             step=step,
             head=method.first_head + head,

@@ -17,7 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from data_prep.errors import DataError
-from data_prep.tokenizing import Tokenizer, load_tokenizer
+from data_prep.tokenizer import Tokenizer
+from data_prep.tokenizing import load_tokenizer
 from megatron_patches.analysis.retrieval_rows import (
     SCORES,
     RetrievalRow,

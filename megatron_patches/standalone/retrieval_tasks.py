@@ -28,7 +28,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from data_prep.errors import DataError
-from data_prep.tokenizing import Tokenizer
+from data_prep.tokenizer import Tokenizer
 
 SEED = 2023
 KEY_DIGITS = 5

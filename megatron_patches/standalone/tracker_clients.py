@@ -137,7 +137,7 @@ def describe(config: Config, folder: Path) -> dict[str, Any]:
     """How a run is filed: the study is the group, the method the job type; tags for method, text, seed."""
     table = config.wandb or {}
     chosen = config.model_fields_set
-    dataset = config.dataset or "data"
+    dataset = config.dataset_name
     own = {
         "method": config.pos_emb,
         "dataset": dataset,

@@ -2,8 +2,9 @@
 
 from .cost import Cost, estimate, report
 from .execute import carry_out
-from .plan import Plan, Run, make_plan
+from .plan import Plan, make_plan
 from .record import record
+from .run import Run
 from .schema import ROOT, Study, load_study
 from .slurm import write_script
 from .steps import Step

@@ -14,8 +14,9 @@ from typing import Any
 from megatron_patches.analysis.cuts import PAPER_WINDOWS
 from megatron_patches.config import batch_arithmetic
 from megatron_patches.config.reading import flow_yaml
-from megatron_patches.studies.plan import Plan, Run
+from megatron_patches.studies.plan import Plan
 from megatron_patches.studies.questions import ROWS_A_CELL, Eval
+from megatron_patches.studies.run import Run
 from megatron_patches.studies.schema import ROOT, shown
 from megatron_patches.studies.speed import ASSUMED_VOCABULARY, Speeds, measured_speeds
 from megatron_patches.studies.steps import Step

@@ -21,9 +21,10 @@ from typing import Any
 
 from megatron_patches.analysis.failures import FILE, Failure, append_failures
 from megatron_patches.config import ConfigError
-from megatron_patches.studies.plan import Plan, Run, identity
+from megatron_patches.studies.plan import Plan
 from megatron_patches.studies.progress import check_cut
 from megatron_patches.studies.record import Record
+from megatron_patches.studies.run import Run, identity
 from megatron_patches.studies.schema import ROOT, Study, shown
 from megatron_patches.studies.steps import Step
 

@@ -8,10 +8,8 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 from megatron_patches.config import (
-    Config,
     ConfigError,
     batch_arithmetic,
     check_standalone,
@@ -21,35 +19,10 @@ from megatron_patches.config.compose import compose_entries
 from megatron_patches.config.reading import Entry, flow_yaml, read_file
 from megatron_patches.studies.kernels import evaluation_options, with_kernels
 from megatron_patches.studies.progress import Cells, check_cut, no_kernels, open_cells, trained
+from megatron_patches.studies.run import Run
 from megatron_patches.studies.schema import Overrides, Study, layer_file, shown
 from megatron_patches.studies.steps import Step, cells, evaluations, kernel_file
-from megatron_patches.studies.texts import UNNAMED, data_prefixes, prepared
-
-
-@dataclass(frozen=True)
-class Run:
-    """One model: trained once, asked everything."""
-
-    name: str
-    files: tuple[str, ...]
-    changes: tuple[str, ...]  # key=value, as after --set
-    config: Config
-    sha: str
-    folder: Path
-    levels: Mapping[str, str]
-    train: Step
-    evaluations: tuple[Step, ...]
-
-
-def identity(run: Run) -> dict[str, Any]:
-    """What a line of failed.jsonl says of the run, in the terms of result rows."""
-    return {
-        "method": run.config.pos_emb,
-        "dataset": run.config.dataset or UNNAMED,
-        "seed": run.config.seed,
-        "train_length": run.config.seq_length,
-        "config_sha": run.sha,
-    }
+from megatron_patches.studies.texts import data_prefixes, prepared
 
 
 @dataclass(frozen=True)
@@ -103,7 +76,7 @@ class Plan:
         """Dataset -> prefixes of its files that are not there, for what is left of the runs."""
         found: dict[str, list[str]] = {}
         for run in self.runs:
-            name = run.config.dataset or UNNAMED
+            name = run.config.dataset_name
             # Scoring alone needs no training text, and kernels no text at all.
             splits = ["train" if step.trains else step.split for step in self.steps(run)]
             needed = dict.fromkeys(split for split in splits if split is not None)

@@ -6,7 +6,7 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from megatron_patches.analysis.aggregate import READ_WITH
 from megatron_patches.analysis.command import write_text
@@ -15,12 +15,10 @@ from megatron_patches.analysis.retrieval_rows import RetrievalRow, read_retrieva
 from megatron_patches.analysis.rows import Row, canonical, objects, read_rows
 from megatron_patches.config import ConfigError, compose, config_sha
 from megatron_patches.studies.questions import ROWS_A_CELL, STRIDED
+from megatron_patches.studies.run import Run
 from megatron_patches.studies.schema import ROOT, Study, shown
 from megatron_patches.studies.steps import Step, cells
 from megatron_patches.studies.texts import check_texts
-
-if TYPE_CHECKING:
-    from megatron_patches.studies.plan import Run
 
 WIDTH = "sliding_window_width"
 # Protocols whose windows are aligned to the longest length.

@@ -6,9 +6,10 @@ import threading
 from collections.abc import Callable, Iterable
 
 from megatron_patches.analysis.jsonl import RowError
-from megatron_patches.analysis.run_folder import failed_training_row
-from megatron_patches.analysis.training_rows import append_training, read_training, training_row
-from megatron_patches.studies.plan import Plan, Run, identity
+from megatron_patches.analysis.run_folder import failed_training_row, read_run_folder
+from megatron_patches.analysis.training_rows import append_training, read_training
+from megatron_patches.studies.plan import Plan
+from megatron_patches.studies.run import Run, identity
 
 
 class Record:
@@ -32,7 +33,7 @@ class Record:
                 if run.sha in self.there:
                     continue
                 try:
-                    append_training(self.file, [training_row(run.folder)])
+                    append_training(self.file, [read_run_folder(run.folder)])
                 except (RowError, OSError) as error:
                     self.say(f"{run.name}: no line of {self.file.name}: {error}")
                     continue

@@ -10,8 +10,9 @@ from pathlib import Path
 from megatron_patches.analysis.failures import FILE
 from megatron_patches.studies.cost import Cost
 from megatron_patches.studies.execute import on_gpus
-from megatron_patches.studies.plan import Plan, Run, identity
+from megatron_patches.studies.plan import Plan
 from megatron_patches.studies.progress import check_cut
+from megatron_patches.studies.run import Run, identity
 from megatron_patches.studies.schema import ROOT, shown
 
 # Machines differ, and a run that is cut off continues where it was when it is submitted again.

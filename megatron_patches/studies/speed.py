@@ -12,8 +12,9 @@ from math import log
 from megatron_patches.analysis.rows import Row
 from megatron_patches.config import Config
 from megatron_patches.config.keys_own import block_of
-from megatron_patches.studies.plan import Plan, Run
+from megatron_patches.studies.plan import Plan
 from megatron_patches.studies.progress import WIDTH, rows_of
+from megatron_patches.studies.run import Run
 from megatron_patches.studies.texts import Library
 
 # A training step is a forward and a backward pass, the latter about twice the work.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from data_prep.indexed import IndexedDataset
 from data_prep.splits import NAMES, split_ranges
@@ -20,15 +20,12 @@ from megatron_patches.analysis.cuts import (
 )
 from megatron_patches.analysis.retrieval_rows import RetrievalRow
 from megatron_patches.analysis.rows import Row
-from megatron_patches.config import Config, ConfigError
+from megatron_patches.config import UNNAMED, Config, ConfigError
 from megatron_patches.studies.questions import Eval
+from megatron_patches.studies.run import Run
 from megatron_patches.studies.schema import ROOT
 
-if TYPE_CHECKING:
-    from megatron_patches.studies.plan import Run
-
 UNKNOWN = "unknown"  # the tokenizer of files without a sidecar
-UNNAMED = "data"  # the data set of configurations that do not name theirs
 
 
 @dataclass(frozen=True)
@@ -142,7 +139,7 @@ def _texts(runs: Iterable[Run], splits: Sequence[str]) -> dict[tuple[str, str], 
     for run in runs:
         for split in splits:
             text = library.text(run.config, split)
-            there = found.setdefault((run.config.dataset or UNNAMED, split), [])
+            there = found.setdefault((run.config.dataset_name, split), [])
             if text is not None and text not in there:
                 there.append(text)
     return found

@@ -12,7 +12,12 @@ from analysis_rows import training
 from scipy import stats
 
 from megatron_patches.analysis.layout import ABSENT
-from megatron_patches.analysis.run_folder import NOT_RECORDED, PLAIN, failed_training_row
+from megatron_patches.analysis.run_folder import (
+    NOT_RECORDED,
+    PLAIN,
+    failed_training_row,
+    read_run_folder,
+)
 from megatron_patches.analysis.training_curves import (
     loss_curves,
     parameter_curves,
@@ -27,7 +32,6 @@ from megatron_patches.analysis.training_rows import (
     end_slope,
     read_training,
     training_groups,
-    training_row,
 )
 
 CONFIG = """\
@@ -67,7 +71,7 @@ def make_run(folder: Path, lines: list[dict[str, object]] | None = None, **run: 
 
 
 def test_a_folder_becomes_a_row(tmp_path: Path) -> None:
-    row = training_row(make_run(tmp_path))
+    row = read_run_folder(make_run(tmp_path))
     assert (row.method, row.dataset, row.seed, row.train_length) == ("kerple_log", "books", 7, 512)
     assert (row.step, row.tokens, row.parameters) == (100, 204_800, 1000)
     assert row.machine == "a CPU, 2 cores" and row.options == {"position_sharing": "layer"}
@@ -83,15 +87,15 @@ def test_a_folder_becomes_a_row(tmp_path: Path) -> None:
 
 def test_machine_not_recorded_is_said(tmp_path: Path) -> None:
     make_run(tmp_path, machine=None)
-    assert training_row(tmp_path).machine == NOT_RECORDED
-    assert training_row(tmp_path, machine="a laptop").machine == "a laptop"
+    assert read_run_folder(tmp_path).machine == NOT_RECORDED
+    assert read_run_folder(tmp_path, machine="a laptop").machine == "a laptop"
     # What the run itself recorded counts more than what somebody says of it.
-    assert training_row(make_run(tmp_path), machine="a laptop").machine == "a CPU, 2 cores"
+    assert read_run_folder(make_run(tmp_path), machine="a laptop").machine == "a CPU, 2 cores"
 
 
 def test_engines_without_speed_give_none(tmp_path: Path) -> None:
     lines = [line(step, tokens_per_second=None) for step in range(10, 101, 10)]
-    row = training_row(make_run(tmp_path, lines, global_batch=None))
+    row = read_run_folder(make_run(tmp_path, lines, global_batch=None))
     assert (row.seconds, row.tokens_per_second, row.global_batch) == (None, None, 4)
 
 
@@ -130,12 +134,12 @@ def test_engines_without_speed_give_none(tmp_path: Path) -> None:
 def test_a_bad_folder_is_named(tmp_path: Path, change, message: str) -> None:
     change(make_run(tmp_path))
     with pytest.raises(RowError, match=message) as refusal:
-        training_row(tmp_path)
+        read_run_folder(tmp_path)
     assert str(tmp_path) in str(refusal.value)
 
 
 def test_a_failed_run_is_a_row_with_its_reason(tmp_path: Path) -> None:
-    row = training_row(make_run(tmp_path, [line(10), line(20)]), message="loss is not finite")
+    row = read_run_folder(make_run(tmp_path, [line(10), line(20)]), message="loss is not finite")
     assert (row.status, row.iterations, row.end_slope) == ("failed", [10, 20], None)
     assert row.step == 50  # a validation came later than the last step logged
     done = training("alibi", 1)
@@ -173,9 +177,9 @@ def test_a_diverged_or_killed_run_keeps_its_good_lines(tmp_path: Path, end: str)
     more = json.dumps(line(40)) + "\n"  # nothing after the first bad line counts
     log.write_bytes(log.read_bytes() + end.encode("utf-8", "surrogateescape") + more.encode())
     with pytest.raises(RowError):
-        training_row(tmp_path)
+        read_run_folder(tmp_path)
     for row in (
-        training_row(tmp_path, message="loss is nan"),
+        read_run_folder(tmp_path, message="loss is nan"),
         failed_training_row(tmp_path, IDENTITY, "loss is nan"),
     ):
         assert (row.status, row.message) == ("failed", "loss is nan")

@@ -18,7 +18,8 @@ from data_prep.errors import DataError, UsageError
 from data_prep.indexed import IndexedDataset, write_indexed
 from data_prep.pool import encode_all
 from data_prep.reading import Reading, read
-from data_prep.tokenizing import Tokenizer, load_tokenizer, train_bpe
+from data_prep.tokenizer import Tokenizer
+from data_prep.tokenizing import load_tokenizer, train_bpe
 
 GOLDEN = Path(__file__).parents[1] / "goldens" / "neox_data"
 EOD = "<|endoftext|>"

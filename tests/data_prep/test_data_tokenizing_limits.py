@@ -10,7 +10,8 @@ from data_prep import bytebpe, tokenizing
 from data_prep.bytebpe import EOD
 from data_prep.errors import DataError
 from data_prep.pieces import _literal_eod, _varint
-from data_prep.tokenizing import Tokenizer, load_tokenizer, train_bpe
+from data_prep.tokenizer import Tokenizer
+from data_prep.tokenizing import load_tokenizer, train_bpe
 
 
 def doubling(times):

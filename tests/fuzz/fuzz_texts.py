@@ -19,7 +19,8 @@ from data_prep import sums as sums_of
 from data_prep.errors import DataError
 from data_prep.indexed import IndexedDataset, write_indexed
 from data_prep.reading import Reading, expand, read
-from data_prep.tokenizing import Tokenizer, load_tokenizer, train_bpe
+from data_prep.tokenizer import Tokenizer
+from data_prep.tokenizing import load_tokenizer, train_bpe
 
 TESTS = Path(__file__).resolve().parents[1]
 sys.path.append(str(TESTS / "data_prep"))

@@ -18,7 +18,8 @@ from fuzz_target import write
 from data_prep import bytebpe, finished, inspecting
 from data_prep.errors import DataError, plain
 from data_prep.indexed import IndexedDataset, write_indexed
-from data_prep.tokenizing import Tokenizer, no_panic, train_bpe
+from data_prep.tokenizer import Tokenizer, no_panic
+from data_prep.tokenizing import train_bpe
 from megatron_patches.analysis import fields, jsonl, run_folder, style
 from megatron_patches.analysis.jsonl import RowError
 from megatron_patches.config import ConfigError, compose

@@ -10,7 +10,8 @@ import pytest
 import standalone_tools as tools
 import torch
 
-from megatron_patches.analysis.training_rows import append_training, read_training, training_row
+from megatron_patches.analysis.run_folder import read_run_folder
+from megatron_patches.analysis.training_rows import append_training, read_training
 from megatron_patches.standalone import runtime
 from megatron_patches.standalone.runtime import World
 from megatron_patches.standalone.train import train
@@ -48,7 +49,7 @@ def test_a_trained_run_is_read_into_a_row(config, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     settings = {"train_iters": 6, "log_interval": 1, "eval_iters": 1, "eval_interval": 3}
     folder = train(config(position_sharing="layer", **settings))
-    row = training_row(folder)
+    row = read_run_folder(folder)
     steps = [item for item in tools.log(folder) if "lm_loss" in item]
     assert row.lm_loss == pytest.approx([item["lm_loss"] for item in steps], rel=1e-5)
     assert row.seconds == pytest.approx(sum(1 / s["steps_per_second"] for s in steps), rel=1e-5)

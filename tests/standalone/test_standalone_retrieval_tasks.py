@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from data_prep.errors import DataError
-from data_prep.tokenizing import Tokenizer, load_tokenizer, train_bpe
+from data_prep.tokenizer import Tokenizer
+from data_prep.tokenizing import load_tokenizer, train_bpe
 from megatron_patches.standalone import retrieval_tasks as tasks
 from megatron_patches.standalone.retrieval_tasks import CUE, SPAN, Question, Task
 
