@@ -49,7 +49,7 @@ def written(name: str, heads: int = 12, **numbers: list[float]) -> list[KernelRo
     with torch.no_grad():
         for key, values in numbers.items():
             method.get_parameter(key).copy_(torch.tensor(values)[:, None, None])
-    config = SimpleNamespace(pos_emb=name, dataset="books", seed=1, seq_length=512)
+    config = SimpleNamespace(pos_emb=name, dataset_name="books", seed=1, seq_length=512)
     model = torch.nn.Linear(9, 9)
     model.methods = [method]
     return kernel_rows(model, config, 10, options={"a": 1}, config_sha="c0ffee")
