@@ -126,6 +126,40 @@ def ranks(content: Mapping[str, Any], proven: bool = False) -> dict[bytes, int] 
     return table
 
 
+def spelled_bytes(content: Mapping[str, Any]) -> dict[int, int] | None:
+    """Bytes of text behind each id of a parsed ``tokenizer.json``, 0 for special ones.
+
+    None where the ids do not spell the text byte for byte: no byte-level BPE, or one whose text is
+    normalised or given a blank before it is encoded.
+    """
+    model, split = content.get("model") or {}, content.get("pre_tokenizer") or {}
+    affixes = ("continuing_subword_prefix", "end_of_word_suffix", "unk_token")
+    exact = (
+        model.get("type") == "BPE"
+        and not any(model.get(option) for option in affixes)
+        and content.get("normalizer") is None
+        and split.get("type") == "ByteLevel"
+        and not split.get("add_prefix_space", True)
+    )
+    if not exact:
+        return None
+    added = {token["id"]: token for token in content.get("added_tokens") or []}
+    try:
+        found = {
+            number: len(_spelled(token))
+            for token, number in model["vocab"].items()
+            if number not in added
+        }
+    except UnicodeEncodeError:
+        return None
+    # Added tokens stand in the text as they are written.
+    written = {
+        number: 0 if token["special"] else len(token["content"].encode())
+        for number, token in added.items()
+    }
+    return found | written
+
+
 def _is_plain(content: Mapping[str, Any]) -> bool:
     model, split = content.get("model") or {}, content.get("pre_tokenizer") or {}
     post = (content.get("post_processor") or {"type": "ByteLevel"})["type"]

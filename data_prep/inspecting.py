@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import unicodedata
-from pathlib import Path
 
 import numpy as np
 
 from data_prep.indexed import IndexedDataset
-from data_prep.tokenizer import TOKENIZER_FILES, Tokenizer
-from data_prep.tokenizing import load_tokenizer
+from data_prep.tokenizer import Tokenizer
+from data_prep.tokenizing import load_tokenizer, tokenizer_beside
 
 _SHOWN = 300
 
@@ -85,6 +84,4 @@ def _verified(data: IndexedDataset) -> list[str]:
 def _tokenizer(data: IndexedDataset, name: str | None) -> Tokenizer | None:
     if name is not None:
         return load_tokenizer(name)
-    beside = [Path(data.prefix).with_name(file) for file in TOKENIZER_FILES]
-    there = [path for path in beside if path.is_file()]
-    return load_tokenizer(there[0]) if there else None
+    return tokenizer_beside(data.prefix)

@@ -107,6 +107,18 @@ class Tokenizer:
         """Text of ``ids``, special tokens spelt out; a cut character becomes U+FFFD."""
         return self._backend.decode([int(i) for i in ids], skip_special_tokens=False)
 
+    def byte_counts(self) -> np.ndarray | None:
+        """Bytes of text behind each id, int64 [vocab_size]; 0 for special ids.
+
+        None for a tokenizer whose ids do not spell the text byte for byte.
+        """
+        found = bytebpe.spelled_bytes(self._content)
+        if found is None:
+            return None
+        counts = np.zeros(self.vocab_size, dtype=np.int64)
+        counts[list(found)] = list(found.values())
+        return counts
+
     def save(self, folder: Path) -> None:
         """Write it into a data folder, under its one name there."""
         with staged(folder / self.file_name) as (stream,):

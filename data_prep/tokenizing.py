@@ -50,6 +50,13 @@ def load_tokenizer(name: str | Path) -> Tokenizer:
     return Tokenizer(_content(path), str(path))
 
 
+def tokenizer_beside(prefix: str | Path) -> Tokenizer | None:
+    """The tokenizer in the folder of prepared files; None where there is none."""
+    beside = (Path(prefix).with_name(name) for name in TOKENIZER_FILES)
+    path = next((path for path in beside if path.is_file()), None)
+    return None if path is None else load_tokenizer(path)
+
+
 def _content(path: Path) -> bytes:
     """All bytes of a tokenizer's file; DataError above ``_FILE_LIMIT``, before any is read."""
     size = path.stat().st_size

@@ -12,10 +12,11 @@ import numpy as np
 
 from megatron_patches.quarter import machine
 from megatron_patches.quarter.budget import OutOfTime, Speed
-from megatron_patches.quarter.plan import PlannedRun, QuarterPlan
+from megatron_patches.quarter.plan import Evaluation, PlannedRun, QuarterPlan
 from megatron_patches.quarter.results import Results, first_line
 from megatron_patches.standalone.model import GPT
 from megatron_patches.standalone.scoring import Score, score
+from megatron_patches.standalone.text_bytes import bits_per_byte
 from megatron_patches.standalone.windows import Plan as WindowPlan
 
 # In one forward pass; the CPU has caches to think of.
@@ -31,9 +32,9 @@ class HeldOut:
     windows: WindowPlan
 
     @classmethod
-    def of(cls, tokens: np.ndarray, plan: QuarterPlan) -> HeldOut:
-        cut = tokens[: plan.evaluation.max_tokens]
-        return cls(cut, WindowPlan("position", len(cut), plan.evaluation.lengths))
+    def of(cls, tokens: np.ndarray, asked: Evaluation) -> HeldOut:
+        cut = tokens[: asked.max_tokens]
+        return cls(cut, WindowPlan("position", len(cut), asked.lengths))
 
     @property
     def scored(self) -> int:
@@ -150,11 +151,11 @@ def _refuse(run: PlannedRun, length: int, message: str, results: Results) -> Non
 def _record(
     run: PlannedRun, length: int, found: Score, plan: QuarterPlan, results: Results
 ) -> None:
-    ratio = plan.tokens_per_byte
+    size = dict(zip(plan.evaluation.lengths, plan.text_bytes, strict=False)).get(length)
     values: dict[str, Any] = {
         "loss": found.loss,
         "perplexity": math.exp(found.loss),
-        "bits_per_byte": None if ratio is None else found.loss / math.log(2) * ratio,
+        "bits_per_byte": bits_per_byte(found.loss, found.tokens, size),
         "tokens": found.tokens,
         "windows": len(found.windows),
         "window_losses": [float(f"{value:.9g}") for value in found.windows],

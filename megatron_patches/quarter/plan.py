@@ -14,7 +14,7 @@ from data_prep.indexed import IndexedDataset
 from megatron_patches.standalone.fingerprints import git_sha, tokenizer_fingerprint, write_json
 from megatron_patches.standalone.shape import ModelShape
 
-FORMAT = "gpu_quarter_hour 2"
+FORMAT = "gpu_quarter_hour 3"
 PLAN = "plan.json"
 MAX_BYTES = 60_000_000  # of all files of a prepared folder together
 T = TypeVar("T")
@@ -61,6 +61,11 @@ class Training:
     optimizer: Optimizer
 
     @property
+    def dataset_name(self) -> str:
+        """The same, under the name that `Config` has for it."""
+        return self.dataset
+
+    @property
     def tokens_per_step(self) -> int:
         return self.batch * self.seq_length
 
@@ -100,7 +105,7 @@ class QuarterPlan:
     study: str
     git_sha: str
     tokenizer: str
-    tokens_per_byte: float | None  # of the held-out text
+    text_bytes: tuple[int, ...]  # that are scored at each length; empty: not known
     train: Text
     valid: Text
     evaluation: Evaluation

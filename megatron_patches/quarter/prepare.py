@@ -13,6 +13,7 @@ from typing import Any
 
 from data_prep.indexed import IndexedDataset
 from megatron_patches.config import Config, batch_arithmetic
+from megatron_patches.quarter.evaluation import HeldOut
 from megatron_patches.quarter.plan import (
     MAX_BYTES,
     PLAN,
@@ -32,8 +33,8 @@ from megatron_patches.standalone.describe import parameter_count
 from megatron_patches.standalone.fingerprints import (
     git_sha,
     tokenizer_fingerprint,
-    tokens_per_byte,
 )
+from megatron_patches.standalone.text_bytes import byte_counts, scored_bytes
 from megatron_patches.studies import Run, Study, load_study, make_plan
 
 PROTOCOLS = ("nonoverlap", "position")
@@ -135,15 +136,26 @@ def _plan(study: Study, runs: tuple[Run, ...], prefixes: dict[str, str]) -> Quar
             f"{prefixes['valid']} has {len(valid.tokens)} tokens, a window of {max(lengths)} needs "
             "one more: prepare more held-out text"
         )
+    evaluation = Evaluation(tuple(lengths), tuple(study.eval.protocols), limit)
     return QuarterPlan(
         study=study.name,
         git_sha=git_sha(),
         tokenizer=tokenizer_fingerprint([train, valid]),
-        tokens_per_byte=tokens_per_byte([valid]),
+        text_bytes=_text_bytes(valid, evaluation),
         train=_text(train),
         valid=_text(valid),
-        evaluation=Evaluation(tuple(lengths), tuple(study.eval.protocols), limit),
+        evaluation=evaluation,
         runs=tuple(_planned(run) for run in runs),
+    )
+
+
+def _text_bytes(valid: IndexedDataset, evaluation: Evaluation) -> tuple[int, ...]:
+    counts = byte_counts([valid])
+    if counts is None:
+        return ()
+    text = HeldOut.of(valid.tokens, evaluation)
+    return tuple(
+        scored_bytes(text.tokens, text.windows.windows(n), counts) for n in evaluation.lengths
     )
 
 

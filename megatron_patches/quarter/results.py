@@ -145,6 +145,7 @@ class Results:
             "parameters": run.parameters,
             "attention": "none",
             "config_sha": run.config_sha,
+            "trained_on": self.plan.train.fingerprint,
         }
         return Row(**{**fields, **self.common, **self._of_run.get(run.name, {}), **result})
 

@@ -60,7 +60,7 @@ class QuarterHour:
         self.peak = machine.peak(request.device, request.precision, request.peak_tflops)
         self.train = open_text(request.data, "train", plan)
         valid = open_text(request.data, "valid", plan)
-        self.text = HeldOut.of(valid.tokens, plan)
+        self.text = HeldOut.of(valid.tokens, plan.evaluation)
         if not self.text.windows.longest:
             raise PlanError(f"{request.data}: the held-out text is shorter than every length")
         common = {

@@ -16,6 +16,7 @@ from megatron_patches.config import Config, ConfigError
 from megatron_patches.standalone import checkpoint, provenance
 from megatron_patches.standalone.describe import attention_bytes
 from megatron_patches.standalone.scoring import TOKENS_PER_PASS, score
+from megatron_patches.standalone.text_bytes import bits_per_byte, byte_counts, scored_bytes
 from megatron_patches.standalone.texts import Request, open_text
 
 __all__ = ["Evaluation", "Request", "trained_options"]
@@ -68,11 +69,13 @@ class Evaluation:
         except ValueError as error:  # a question that cannot be asked, whatever the text
             raise ConfigError(str(error)) from error
         self.datasets = self.text.datasets
+        self.run_record = provenance.read_run(path)
         self._check_tokenizer()
+        self.byte_counts = byte_counts(self.datasets)
         self.common = self._common_fields()
 
     def _check_tokenizer(self) -> None:
-        trained = provenance.read_run(self.path).get("tokenizer", "unknown")
+        trained = self.run_record.get("tokenizer", "unknown")
         here = provenance.tokenizer_fingerprint(self.datasets)
         if "unknown" not in (trained, here) and trained != here:
             raise DataError(
@@ -95,7 +98,8 @@ class Evaluation:
             # of the training: the text of an evaluation has a fingerprint of its own
             "config_sha": provenance.trained_sha(self.path, config),
             "git_sha": provenance.git_sha(),
-            "engine": provenance.read_run(self.path).get("engine", "unknown"),
+            "engine": self.run_record.get("engine", "unknown"),
+            "trained_on": self.run_record.get("data"),
             "attention": self.model.attention_name(),
             "dtype": str(next(self.model.parameters()).dtype).removeprefix("torch."),
             "step": self.step,
@@ -147,12 +151,13 @@ class Evaluation:
             seconds = time.perf_counter() - begun
             message = str(error).splitlines()[0] if str(error) else type(error).__name__
             return Row(**cell, **nothing, seconds=seconds, status="failed", message=message)
-        ratio = provenance.tokens_per_byte(self.datasets)
+        counts = self.byte_counts
+        size = None if counts is None else scored_bytes(reading.tokens, reading.windows, counts)
         return Row(
             **cell,
             loss=result.loss,
             perplexity=perplexity,
-            bits_per_byte=None if ratio is None else result.loss / math.log(2) * ratio,
+            bits_per_byte=bits_per_byte(result.loss, result.tokens, size),
             tokens=result.tokens,
             windows=len(reading.windows),
             seconds=result.seconds,

@@ -51,16 +51,6 @@ def tokenizer_fingerprint(datasets: Sequence[IndexedDataset]) -> str:
     return found.pop() if found else "unknown"
 
 
-def tokens_per_byte(datasets: Sequence[IndexedDataset]) -> float | None:
-    """Of the whole split, for bits per byte; None when a sidecar is missing."""
-    sidecars = [
-        d.sidecar for d in datasets if d.sidecar is not None and d.sidecar.get("text_bytes")
-    ]
-    if len(sidecars) != len(datasets):
-        return None
-    return sum(s["tokens"] for s in sidecars) / sum(s["text_bytes"] for s in sidecars)
-
-
 def write_text(path: Path, text: str) -> None:
     """Whole or not at all."""
     temporary = path.with_name(f".{path.name}.tmp")

@@ -14,7 +14,6 @@ from megatron_patches.standalone.fingerprints import (
     data_fingerprint,
     git_sha,
     tokenizer_fingerprint,
-    tokens_per_byte,
     write_json,
     write_text,
 )
@@ -34,7 +33,6 @@ __all__ = [
     "locked",
     "read_run",
     "tokenizer_fingerprint",
-    "tokens_per_byte",
     "trained_sha",
     "write_json",
     "write_text",

@@ -157,7 +157,7 @@ def test_rows_equal_those_of_eval_py(study, data, tmp_path):
     asked = Request(lengths=(32, 64, 128), protocol="position", max_tokens=1025)
     evaluation = Evaluation(folder, asked)
     valid = IndexedDataset(data / "valid")
-    text = HeldOut.of(valid.tokens, plan)
+    text = HeldOut.of(valid.tokens, plan.evaluation)
     common = {"data": data_fingerprint([valid], text.cut(plan)), "git_sha": "x"}
     results = Results(tmp_path / "out", plan, common)
     for length in (32, 128):

@@ -126,7 +126,7 @@ def test_peaks_are_of_the_devices_that_they_belong_to():
 
 @pytest.fixture
 def setting(plan, data):
-    text = HeldOut.of(open_text(data, "valid", plan).tokens, plan)
+    text = HeldOut.of(open_text(data, "valid", plan).tokens, plan.evaluation)
     batches = shared_batches(open_text(data, "train", plan), plan.runs, 30, CPU)
     return calibration.Setting(text, batches, "chunked", CPU, 0.0)
 

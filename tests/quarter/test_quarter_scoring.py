@@ -28,7 +28,7 @@ def test_memory_is_that_of_each_length(plan, data, tmp_path, monkeypatch):
         return original(model, tokens, windows, **options)
 
     monkeypatch.setattr(evaluation, "score", score)
-    run, text = plan.runs[0], HeldOut.of(open_text(data, "valid", plan).tokens, plan)
+    run, text = plan.runs[0], HeldOut.of(open_text(data, "valid", plan).tokens, plan.evaluation)
     results = Results(tmp_path / "out", plan, {"data": "x", "git_sha": "y"})
     limits = Limits(lambda: 0.0, 1.0, 4096)
     torch.manual_seed(0)
