@@ -14,7 +14,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 ROOT = Path(__file__).resolve().parents[1]
 # Running a file puts its own folder on the path, not the repository, which may not be installed.
@@ -154,6 +154,7 @@ def for_neox(options: argparse.Namespace) -> int:
         step_folder,
         step_number,
     )
+    from megatron_patches.standalone.provenance import write_json
 
     given = compose(options.config) if options.config else None
     config = read_config(options.source, given)
@@ -174,6 +175,8 @@ def for_neox(options: argparse.Namespace) -> int:
         form=form,
         moments=moments,
     )
+    if record := origin(options.source):
+        write_json(options.destination / "run.json", record)
     print(
         f"wrote {target}: {config.pos_emb}, {model.parameter_count():,} parameters, {form.layout}, "
         f"tensor parallel {form.tensor_parallel}, {dtype}"
@@ -181,6 +184,16 @@ def for_neox(options: argparse.Namespace) -> int:
     for line in (adam, *_notes(config, written)):
         print(line)
     return 0
+
+
+def origin(source: Path) -> dict[str, Any]:
+    """What the converted folder says of its training: text, tokenizer, engine; nothing if it is unknown."""
+    from megatron_patches.standalone.provenance import read_run
+
+    keys = ("config_sha", "git_sha", "data", "tokenizer", "engine", "parameters", "position")
+    told = read_run(source)
+    found = {key: told[key] for key in keys if key in told}
+    return {**found, "converted_to": "neox"} if found else {}
 
 
 def _moments(

@@ -12,7 +12,7 @@ import math
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from megatron_patches.analysis import fields as check
 from megatron_patches.analysis.jsonl import RowError, append_lines, read_objects
@@ -74,6 +74,9 @@ class RetrievalRow:
     correct: list[int] = field(default_factory=list)
     control_correct: list[int] = field(default_factory=list)
     options: dict[str, Any] = field(default_factory=dict)  # what tells variants of a method apart
+    trained_on: str | None = None  # fingerprint of the training text; None: not recorded
+
+    ADDED: ClassVar = ("trained_on",)
 
     def __post_init__(self) -> None:
         clean: dict[str, Any] = {n: check.text(n, getattr(self, n)) for n in _TEXT_FIELDS}
@@ -92,8 +95,9 @@ class RetrievalRow:
             clean[name] = [_count(f"{name}[{i}]", value) for i, value in enumerate(values)]
         if self.distance is not None:
             clean["distance"] = check.integer("distance", self.distance, 1)
-        if self.message is not None:
-            check.text("message", self.message)
+        for name in ("message", "trained_on"):
+            if getattr(self, name) is not None:
+                check.text(name, getattr(self, name))
         for name, value in clean.items():
             object.__setattr__(self, name, value)
         _check_cell(self)
@@ -231,6 +235,7 @@ def check_retrieval_comparable(rows: Iterable[RetrievalRow]) -> None:
     """RowError, with fields and values, when ``rows`` must not meet in one table or figure."""
     rows = list(rows)
     found = {name: {str(getattr(row, name)) for row in rows} for name in COMPARED_FIELDS}
+    found["trained_on"] = {row.trained_on for row in rows if row.trained_on is not None}
     sizes = {row.parameters for row in rows}
     if sizes and max(sizes) > MAX_SIZE_RATIO * min(sizes):
         found["parameters"] = {str(size) for size in sizes}

@@ -85,6 +85,9 @@ class Row:
     position_losses: list[float] | None = None
     options: dict[str, Any] = field(default_factory=dict)  # what tells variants of a method apart
     documents_isolated: bool = False  # True: no attention across documents
+    trained_on: str | None = None  # fingerprint of the training text; None: not recorded
+
+    ADDED: ClassVar = ("trained_on",)
 
     def __post_init__(self) -> None:
         clean: dict[str, Any] = {
@@ -103,8 +106,9 @@ class Row:
             )
         if self.last_k is not None:
             clean["last_k"] = check.integer("last_k", self.last_k, 1)
-        if self.message is not None:
-            check.text("message", self.message)
+        for name in ("message", "trained_on"):
+            if getattr(self, name) is not None:
+                check.text(name, getattr(self, name))
         if not isinstance(self.documents_isolated, bool):
             raise RowError(f"documents_isolated: expected a bool, got {self.documents_isolated!r}")
         for name, value in clean.items():
@@ -265,12 +269,13 @@ COMPARED_FIELDS = (
 def check_comparable(rows: Iterable[Row]) -> None:
     """RowError, with fields and values, when ``rows`` must not meet in one table.
 
-    Besides COMPARED_FIELDS: one stride for all rows (or, for windows side by side, each row its
-    own length), the same windows and tokens for all scored rows of one length, and models of one
-    size (MAX_SIZE_RATIO).
+    Besides COMPARED_FIELDS: one training text as far as rows say theirs, one stride for all rows
+    (or, for windows side by side, each row its own length), the same windows and tokens for all
+    scored rows of one length, and models of one size (MAX_SIZE_RATIO).
     """
     rows = list(rows)
     found = {name: {str(getattr(row, name)) for row in rows} for name in COMPARED_FIELDS}
+    found["trained_on"] = {row.trained_on for row in rows if row.trained_on is not None}
     if not all(row.protocol in WHOLE_WINDOW for row in rows):
         found["stride"] = {str(row.stride) for row in rows}
     for length in sorted({row.eval_length for row in rows}):

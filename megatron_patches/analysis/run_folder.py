@@ -50,7 +50,7 @@ def read_run_folder(
     is not read.
     """
     folder = Path(folder)
-    config, run = _config(folder / "config.yml"), _object(folder / "run.json")
+    config, run = _config(folder / "config.yml"), run_record(folder)
     log = folder / "log.jsonl"
     steps: list[dict[str, Any]] = []
     validations: list[dict[str, Any]] = []
@@ -161,6 +161,11 @@ def _config(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise RowError(f"{path}: expected a mapping of keys")
     return content
+
+
+def run_record(folder: str | os.PathLike[str]) -> dict[str, Any]:
+    """`run.json` of a run; RowError, with the file, when it is missing or malformed."""
+    return _object(Path(folder) / "run.json")
 
 
 def _object(path: Path) -> dict[str, Any]:

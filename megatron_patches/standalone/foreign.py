@@ -34,7 +34,7 @@ def begin_neox_run(
     """
     folder = config.save_dir
     before = provenance.read_run(folder) if (folder / "run.json").is_file() else {}
-    if before.get("engine", ENGINE) != ENGINE:
+    if before.get("converted_to", before.get("engine", ENGINE)) != ENGINE:
         raise ConfigError(
             f"{folder} holds a run of the engine {before['engine']}: choose another `save` or "
             "`run_name`, or convert its weights with checkpoints/convert.py"

@@ -248,7 +248,7 @@ def _common_fields(evaluation: Evaluation, tokenizer: Tokenizer) -> dict[str, An
     """What an evaluation says of model and training; the text here is a whole split."""
     taken = (
         *("method", "dataset", "seed", "train_length", "split", "config_sha", "git_sha", "engine"),
-        *("attention", "dtype", "step", "parameters", "options"),
+        *("attention", "dtype", "step", "parameters", "options", "trained_on"),
     )
     config, split = evaluation.config, evaluation.request.split
     whole = all(documents is None for _, documents in sources(config, split))

@@ -32,6 +32,12 @@ def check_settings(protocol: str, given: Mapping[str, int | None]) -> None:
         if value is not None and protocol not in TAKES[name]:
             owners = ", ".join(TAKES[name])
             raise ValueError(f"{_option(name)} belongs to protocol {owners}, not to {protocol}")
+    stride, last_k = given.get("stride"), given.get("last_k")
+    if protocol == "last" and stride is not None and last_k is not None and stride < last_k:
+        raise ValueError(
+            f"--stride {stride} is less than --last-k {last_k}: protocol last would score targets "
+            "more than once; ask for a larger stride"
+        )
 
 
 def _option(name: str) -> str:

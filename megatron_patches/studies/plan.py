@@ -22,7 +22,7 @@ from megatron_patches.studies.progress import Cells, check_cut, no_kernels, open
 from megatron_patches.studies.run import Run
 from megatron_patches.studies.schema import Overrides, Study, layer_file, shown
 from megatron_patches.studies.steps import Step, cells, evaluations, kernel_file
-from megatron_patches.studies.texts import data_prefixes, prepared
+from megatron_patches.studies.texts import check_trained, data_prefixes, prepared
 
 
 @dataclass(frozen=True)
@@ -91,8 +91,9 @@ def make_plan(study: Study, only: Sequence[str] = ()) -> Plan:
 
     Seeds vary slowest, methods fastest, so that an interrupted study has whole comparisons.
     Raises ConfigError for a configuration that does not compose, for patterns that match nothing,
-    for runs that would train the same model, for `eval.position_options` of other methods, and when
-    `output` holds rows that were scored on another text or another cut of it.
+    for runs that would train the same model, for models that learned another text, for
+    `eval.position_options` of other methods, and when `output` holds rows that were scored on another
+    text or another cut of it.
     """
     check_cut(study)
     runs = tuple(_runs(study))
@@ -105,9 +106,11 @@ def make_plan(study: Study, only: Sequence[str] = ()) -> Plan:
         runs = tuple(r for r in runs if any(fnmatch.fnmatchcase(r.name, p) for p in only))
         if not runs:
             raise ConfigError(f"--only {' '.join(only)}: no run of {study.name} has such a name")
-    ready = frozenset(run.name for run in runs if trained(run))
+    ready = [run for run in runs if trained(run)]
+    check_trained(ready)
     bare = frozenset(run.name for run in runs if no_kernels(run))
-    return Plan(study, runs, ready, open_cells(study, runs), bare)
+    names = frozenset(run.name for run in ready)
+    return Plan(study, runs, names, open_cells(study, runs), bare)
 
 
 def _refuse_twins(study: Study, runs: Sequence[Run]) -> None:

@@ -124,6 +124,12 @@ def _option_problems(asked: Eval) -> Iterator[tuple[str, str]]:
     elif asked.last_k is not None and asked.last_k > shortest:
         text = f"`eval.last_k: {asked.last_k}` is more than the shortest length, {shortest}"
         yield "eval.last_k", text
+    if "last" in asked_for and asked.stride and asked.last_k and asked.stride < asked.last_k:
+        yield (
+            "eval.stride",
+            f"`eval.stride: {asked.stride}` is less than `eval.last_k: {asked.last_k}`: `last` would "
+            "score targets more than once; leave `sliding` and its stride to a study of its own",
+        )
     if "sliding" in asked_for and asked.stride is None:
         yield "eval.protocols", "protocol `sliding` needs `eval.stride`"
     elif not set(STRIDED) & set(asked_for) and asked.stride is not None:

@@ -206,8 +206,12 @@ def _problems(study: Study) -> Iterator[tuple[str, str]]:
         yield from _override_problems(key, changes)
     yield from eval_problems(study.eval)
     folder = study.output
-    if folder and not Path(folder).is_absolute() and Path(folder).parts[0] != "results":
+    if folder and not Path(folder).is_absolute() and not _under_results(folder):
         yield "output", f"`output: {folder}` must be a folder under results/"
+
+
+def _under_results(folder: str) -> bool:
+    return (ROOT / folder).resolve().is_relative_to((ROOT / "results").resolve())
 
 
 def _layer_problems(study: Study) -> Iterator[tuple[str, str]]:

@@ -20,10 +20,11 @@ from megatron_patches.analysis.cuts import (
 )
 from megatron_patches.analysis.retrieval_rows import RetrievalRow
 from megatron_patches.analysis.rows import Row
+from megatron_patches.analysis.run_folder import run_record
 from megatron_patches.config import UNNAMED, Config, ConfigError
 from megatron_patches.studies.questions import Eval
 from megatron_patches.studies.run import Run
-from megatron_patches.studies.schema import ROOT
+from megatron_patches.studies.schema import ROOT, shown
 
 UNKNOWN = "unknown"  # the tokenizer of files without a sidecar
 
@@ -130,6 +131,28 @@ def check_texts(
                 "both must not meet. Keep this machine's rows apart (`--output DIR`, or `output` in "
                 "the study), or restore that text"
             )
+
+
+def check_trained(runs: Iterable[Run]) -> None:
+    """ConfigError where a model of `runs`, all trained, has learned another text than is prepared now.
+
+    Its scores would stand in one table with those of models of the new text. Where the text is not
+    prepared here, or the run does not say what it read, there is nothing to compare.
+    """
+    library = Library()
+    for run in runs:
+        text, record = library.text(run.config, "train"), run.folder / "run.json"
+        if text is None or not record.is_file():
+            continue
+        told = run_record(run.folder)
+        now = {"data": text_fingerprint(text.files), "tokenizer": text.tokenizer}
+        for key, value in now.items():
+            if UNKNOWN not in (value, before := told.get(key, UNKNOWN)) and before != value:
+                raise ConfigError(
+                    f"{shown(record)}: {run.name} was trained on {key} {before}, but "
+                    f"{' '.join(text.prefixes)} is {value} now: restore that text, or train anew "
+                    f"(remove {shown(run.folder)}, or name another folder as `checkpoints` in the study)"
+                )
 
 
 def _texts(runs: Iterable[Run], splits: Sequence[str]) -> dict[tuple[str, str], list[Text]]:

@@ -74,6 +74,16 @@ def test_unlike_rows_never_meet(name: str) -> None:
     assert str(fields()[name]) in str(refusal.value)
 
 
+def test_models_of_other_training_texts_never_meet() -> None:
+    silent, first, second = (
+        Row(**fields(seed=seed, trained_on=text))
+        for seed, text in ((1, None), (2, "text-1"), (3, "text-2"))
+    )
+    check_comparable([silent, first])
+    with pytest.raises(RowError, match=r"differ in: trained_on \(text-1, text-2\)"):
+        check_comparable([silent, first, second])
+
+
 def test_windows_scored_differently_never_meet() -> None:
     def last(k: int, stride: int) -> Row:
         return Row(**fields(protocol="last", last_k=k, stride=stride, tokens=2 * k))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -13,8 +14,10 @@ import standalone_tools as tools
 import torch
 from export_cases import FORK, FORK_CONFIG, assert_same_moments, stored
 
+from data_prep.errors import DataError
 from megatron_patches.config import load_run_config
 from megatron_patches.standalone import export, load_model, moments
+from megatron_patches.standalone.evaluate import Evaluation, Request
 from megatron_patches.standalone.export import Form
 from megatron_patches.standalone.weights import safe_load
 
@@ -45,6 +48,23 @@ def test_a_run_of_ours_with_its_moments(convert, trained, tmp_path, capsys):
         moments.read_moments(trained / "global_step12", source),
     )
     assert stored(to / "global_step12")["iteration"] == 12
+
+
+def test_a_converted_run_still_knows_its_training(convert, trained, tmp_path):
+    """Without it a text of another tokenizer would be scored, and nobody would notice."""
+    to = tmp_path / "to"
+    assert convert.main([str(trained), str(to)]) == 0
+    told, before = (json.loads((run / "run.json").read_text()) for run in (to, trained))
+    assert told.pop("converted_to") == "neox"
+    assert told == {key: before[key] for key in told}
+    assert {"data", "tokenizer", "engine", "config_sha"} < told.keys()
+    asked = Request((32,), max_tokens=65)
+    first, second = (Evaluation(run, asked).row(32) for run in (trained, to))
+    for key in ("loss", "config_sha", "engine", "trained_on", "tokenizer"):
+        assert getattr(first, key) == getattr(second, key), key
+    (to / "run.json").write_text(json.dumps({**told, "tokenizer": "other"}))
+    with pytest.raises(DataError, match="the model was trained with other"):
+        Evaluation(to, asked)
 
 
 @pytest.mark.parametrize(

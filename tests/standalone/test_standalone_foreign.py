@@ -54,6 +54,20 @@ def test_a_folder_of_the_other_engine_is_refused(config):
         begin(made, BATCH, 1)
 
 
+def test_a_converted_run_continues_in_its_folder_on_its_text(config):
+    made = config(train_iters=1)
+    folder = train(made)
+    record = folder / "run.json"
+    told = json.loads(record.read_text())
+    record.write_text(json.dumps({**told, "converted_to": "neox", "data": "0" * 16}))
+    batch = Batch(told["global_batch"], 1, told["global_batch"])
+    with pytest.raises(ConfigError, match="has data 0000"):
+        begin(made, batch, 1)
+    record.write_text(json.dumps({**told, "converted_to": "neox"}))
+    begin(made, batch, 1)
+    assert json.loads(record.read_text())["engine"] == "neox"
+
+
 def test_a_run_continues_with_the_same_batch_only(config):
     made = config()
     begin(made, BATCH, 1)

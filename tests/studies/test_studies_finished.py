@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 import studies_tools as tools
+from test_studies_follow import finish
 
 from data_prep.indexed import write_indexed
 from megatron_patches import positions
@@ -100,6 +101,27 @@ def test_a_part_of_one_file_is_told_apart_as_an_evaluation_does(tmp_path):
 
 
 # ---- kernels -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("key", "value"), [("data", "0" * 16), ("tokenizer", "tok-b")])
+def test_models_of_another_training_text_are_refused(tmp_path, key, value):
+    study = tools.write_study(tmp_path)
+    run = make_plan(load_study(study)).runs[0]
+    finish(run)
+    assert run.name in make_plan(load_study(study)).trained
+    record = run.folder / "run.json"
+    told = json.loads(record.read_text())
+    record.write_text(json.dumps({**told, key: "unknown"}))
+    assert run.name in make_plan(load_study(study)).trained
+    record.write_text(json.dumps({**told, key: value}))
+    with pytest.raises(ConfigError) as error:
+        make_plan(load_study(study))
+    words = f"{record}: {run.name} was trained on {key} {value}", f"{tmp_path}/train is {told[key]}"
+    for word in (*words, f"remove {run.folder}"):
+        assert word in str(error.value)
+    # Where the text is not prepared, the model counts as it is.
+    (tmp_path / "train.idx").unlink()
+    assert run.name in make_plan(load_study(study)).trained
 
 
 def finished(folder, study, **changes):

@@ -9,6 +9,7 @@ import pytest
 import studies_tools as tools
 import yaml
 
+from data_prep.indexed import IndexedDataset
 from megatron_patches.analysis.rows import append_rows
 from megatron_patches.analysis.training_rows import read_training
 from megatron_patches.config import ConfigError
@@ -122,7 +123,8 @@ def finish(run, losses=(4.0, 3.5)):
     (run.folder / "config.yml").write_text(
         yaml.safe_dump(run.config.model_dump(mode="json", exclude_unset=True))
     )
-    described = {"data": "d", "tokenizer": "t", "config_sha": run.sha, "git_sha": "g"}
+    data = IndexedDataset(run.config.train_data_paths[0]).fingerprint
+    described = {"data": data, "tokenizer": "tok-a", "config_sha": run.sha, "git_sha": "g"}
     described |= {"engine": "standalone", "parameters": 99, "machine": "a CPU"}
     (run.folder / "run.json").write_text(json.dumps(described))
     points = [

@@ -115,6 +115,7 @@ def test_what_the_shipped_studies_train():
         ({"overrides": {"seed": 8}}, ["`overrides.seed`: the study's key `seeds` decides"]),
         ({"length_overrides": {"99": {}}}, ["99 is none of `train_lengths` 16"]),
         ({"output": "elsewhere/x"}, ["must be a folder under results/"]),
+        ({"output": "results/../elsewhere"}, ["must be a folder under results/"]),
         ({"name": "other"}, ["unknown key `name`"]),
     ],
 )

@@ -301,6 +301,10 @@ def test_cost_of_windows_paper_and_retrieval(tmp_path, monkeypatch):
         ({"lengths": [16], "window_widths": ["non"]}, ["`eval.window_widths"]),
         ({"lengths": [16], "position_options": [8]}, ["`eval.position_options"]),
         ({"lengths": [16], "position_options": [{"a": 1}, {"a": 1.0}]}, ["lists {'a': 1} twice"]),
+        (
+            {"lengths": [16], "protocols": ["last", "sliding"], "last_k": 4, "stride": 3},
+            ["`eval.stride: 3` is less than `eval.last_k: 4`"],
+        ),
         ({"lengths": [16], "paper_windows": 3}, ["`eval.paper_windows` belongs to protocol"]),
         ({"protocols": []}, ["there is no `eval.retrieval`"]),
         ({"protocols": ["nonoverlap"]}, ["`eval.lengths` is needed"]),
