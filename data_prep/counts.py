@@ -35,6 +35,8 @@ def dropped_of(
         "cut": selection.cut,
         "cut_bytes": selection.cut_bytes,
     }
+    if reading.hidden:
+        counts["hidden"] = reading.hidden
     if selection.repair:
         counts["repaired"] = selection.repaired
     if reading.pile_set is not None:

@@ -49,8 +49,9 @@ class Selection:
 
     ``min_characters``: shorter documents are dropped. ``max_bytes``: longer ones keep their start,
     up to the last line end below (UTF-8 bytes), so that one manual cannot be half of a split; the
-    rest is counted in ``cut_bytes``. Exact duplicates are dropped unless ``keep_duplicates``.
-    ``repair`` (such as ftfy's) comes before everything else; what it changed is counted in
+    rest of those that are kept is counted in ``cut_bytes``. What is left of a text decides whether it
+    is too short, a duplicate, and in which split it goes. Exact duplicates are dropped unless
+    ``keep_duplicates``. ``repair`` (such as ftfy's) comes before everything else; what it changed is counted in
     ``repaired``. ``published`` names the split of a document where the corpus has fixed ones.
     """
 
@@ -70,7 +71,9 @@ class Selection:
         """Yield (digest, split, document). Memory: at most 16 bytes a document (see `Seen`)."""
         seen = Seen()
         for document in documents:
-            document = self._repaired(document)
+            whole = self._repaired(document)
+            # First of all: texts that differ in what is cut off are one text from here on.
+            document = self._shortened(whole)
             if len(document.text) < self.min_characters:
                 self.too_short += 1
                 continue
@@ -78,9 +81,12 @@ class Selection:
             if not self.keep_duplicates and not seen.add(digest):
                 self.duplicates += 1
                 continue
+            if document is not whole:
+                self.cut += 1
+                self.cut_bytes += len(whole.text.encode()) - len(document.text.encode())
             published = self.published
             split = published(document) if published else split_of(digest, self.shares)
-            yield digest, split, self._shortened(document)
+            yield digest, split, document
 
     def _repaired(self, document: Document) -> Document:
         if self.repair is None:
@@ -101,8 +107,6 @@ class Selection:
         if b"\n" in head:
             head = head[: head.rindex(b"\n") + 1]
         text = head.decode(errors="ignore")  # only a character cut in two at the end can be wrong
-        self.cut += 1
-        self.cut_bytes += len(data) - len(text.encode())
         return Document(text, document.origin)
 
 

@@ -64,7 +64,8 @@ class Reading:
 
     ``on_bad_line``: ``stop`` raises at the first bad record, ``skip`` counts it, in all (``bad``)
     and by reason (``bad_reasons``). ``pile_set``: keep the records whose ``meta.pile_set_name``
-    is exactly this; the others are counted in ``other_sets``. ``sources`` maps each file read to
+    is exactly this; the others are counted in ``other_sets``. ``hidden``
+    counts members of tar archives whose names begin with a dot, which are left out. ``sources`` maps each file read to
     the end to its sha256; ``input_bytes`` is the progress through the files.
     """
 
@@ -76,6 +77,7 @@ class Reading:
     bad: int = 0
     blank_lines: int = 0
     other_sets: int = 0
+    hidden: int = 0
     first_bad: str | None = None
     input_bytes: int = 0
     bad_reasons: dict[str, int] = field(default_factory=dict)
@@ -195,6 +197,7 @@ _MAGIC = (
 
 def kind_of(head: bytes) -> str | None:
     """What the first bytes of a file say it is, None for text and what is not known."""
-    if head[257:262] == b"ustar":
+    # A text may hold these five letters at that place, but not the octal sum of a header before them.
+    if head[257:262] == b"ustar" and not head[148:156].strip(b"01234567 \0"):
         return "tar"
     return next((kind for magic, kind in _MAGIC if head.startswith(magic)), None)

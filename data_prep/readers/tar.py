@@ -5,7 +5,7 @@ in memory and does not miss the end mark. Here a header that is not one is an er
 without its end mark (two blocks of zeros; one is accepted) is cut short.
 
 Only regular files are read. Links, devices and sparse files hold no text of their own: each is a
-bad document. Archives joined end to end are read as one.
+bad document. Hidden files are left out, as in folders, and counted. Archives joined end to end are read as one.
 """
 
 from __future__ import annotations
@@ -41,6 +41,12 @@ class Member:
     refused: str | None
     folder: bool
 
+    @property
+    def hidden(self) -> bool:
+        """Whether its name, or that of a folder above it, begins with a dot: notes of a system."""
+        parts = self.name.split("/")
+        return not self.folder and any(p.startswith(".") and p.strip(".") for p in parts)
+
 
 def read_members(
     source: Source,
@@ -56,6 +62,8 @@ def read_members(
             reading.refuse(
                 where, BadRecord(member.refused, f"{member.refused}, not a regular file")
             )
+        elif member.hidden:
+            reading.hidden += 1
         elif not member.folder:
             yield from read_member(Source(where, content), member.name, reading)
         content.leave()

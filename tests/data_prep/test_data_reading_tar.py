@@ -291,3 +291,23 @@ def test_a_tar_of_texts_cannot_be_filtered_one_of_shards_can(tmp_path):
     rows = b'{"text": "a", "meta": {"pile_set_name": "ArXiv"}}\n'
     path = write(tmp_path / "b.tar", tar(member("00.jsonl.zst", frame(rows))))
     assert texts_of(path, pile_set="ArXiv")[0] == ["a"]
+
+
+def test_hidden_members_are_left_out_as_in_folders(tmp_path):
+    """What macOS and version control put beside the texts is none."""
+    names = ["a.txt", "._a.txt", ".DS_Store", ".git/config.txt", "./b.txt", "x/../c.txt", "d..txt"]
+    data = tar(*(member(name, f"text of {name}".encode()) for name in names))
+    found, reading = texts_of(write(tmp_path / "notes.tar", data))
+    assert found == [f"text of {name}" for name in ("a.txt", "./b.txt", "x/../c.txt", "d..txt")]
+    assert reading.hidden == 3 and reading.bad == 0
+
+
+def test_letters_at_the_place_of_a_tar_header_are_text(tmp_path):
+    text = "x" * (257 - len('{"text": "')) + "ustar" + "y" * 400
+    line = json.dumps({"text": text})
+    assert line[257:262] == "ustar"
+    found, _ = texts_of(write(tmp_path / "a.jsonl", line.encode() + b"\n"))
+    assert found == [text]
+    archive = write(tmp_path / "b.jsonl", tar(member("a.txt", b"text")))
+    with pytest.raises(DataError, match="tar"):
+        texts_of(archive)

@@ -83,6 +83,21 @@ def test_short_documents_are_dropped_and_long_ones_cut_at_a_line():
     assert selection.cut_bytes == 5 + 2 + 80
 
 
+def test_texts_that_a_cut_makes_equal_are_one_and_in_one_split():
+    """Otherwise the same words would be trained on and held out."""
+    texts = [f"{'same ' * 3}{number}" for number in range(40)]
+    selection = Selection(parse_split("50,50"), max_bytes=15)
+    found = list(selection.apply(documents(texts)))
+    assert [d.text for _, _, d in found] == ["same same same "]
+    assert (selection.duplicates, selection.cut) == (39, 1)
+    kept = Selection(parse_split("50,50"), max_bytes=15, keep_duplicates=True)
+    assert len({split for _, split, _ in kept.apply(documents(texts))}) == 1
+    assert kept.cut == 40
+    # What is left of a text decides whether it is too short.
+    short = Selection(parse_split("1"), min_characters=3, max_bytes=4)
+    assert not list(short.apply(documents(["a\nbcdefgh"]))) and short.too_short == 1
+
+
 def test_a_cut_never_breaks_a_character():
     selection = Selection(parse_split("1"), max_bytes=9)
     found = [d.text for _, _, d in selection.apply(documents(["ąąąąąą", "日本語の文"]))]
