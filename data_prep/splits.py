@@ -51,8 +51,8 @@ class Selection:
     up to the last line end below (UTF-8 bytes), so that one manual cannot be half of a split; the
     rest of those that are kept is counted in ``cut_bytes``. What is left of a text decides whether it
     is too short, a duplicate, and in which split it goes. Exact duplicates are dropped unless
-    ``keep_duplicates``. ``repair`` (such as ftfy's) comes before everything else; what it changed is counted in
-    ``repaired``. ``published`` names the split of a document where the corpus has fixed ones.
+    ``keep_duplicates``. ``repair`` (such as ftfy's) comes before everything else; what it changed is
+    counted in ``repaired``. ``published`` names the split of a document where the corpus has fixed ones.
     """
 
     shares: tuple[Fraction, Fraction, Fraction]

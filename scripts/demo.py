@@ -23,8 +23,10 @@ ROOT = Path(__file__).resolve().parents[1]
 # Running a file puts its own folder on the path, not the repository, which may not be installed.
 sys.path.insert(0, str(ROOT))
 
+from data_prep.indexed import IndexedDataset  # noqa: E402
 from megatron_patches import positions  # noqa: E402
 from megatron_patches.analysis import figures, figures_kernels, rows, style, tables  # noqa: E402
+from megatron_patches.analysis.cuts import fixed_cut, text_fingerprint  # noqa: E402
 from megatron_patches.analysis.published import published_ratio, read_published  # noqa: E402
 from megatron_patches.analysis.render import to_markdown  # noqa: E402
 from megatron_patches.standalone.arguments import guarded, whole  # noqa: E402
@@ -174,9 +176,7 @@ def work(demo: Demo) -> int:
 def publish(demo: Demo) -> int:
     """Rows, tables and figures into `output`; 1 when the expected split between methods is not there."""
     found = [r for m in demo.methods for r in rows.read_rows(demo.folder(m) / "rows.jsonl")]
-    # An earlier demo with another --tokens scored other text; its rows stay in the run's file.
-    found = [r for r in found if r.eval_length in demo.lengths and r.data == found[-1].data]
-    found = rows.latest_rows(found)
+    found = chosen(demo, found, IndexedDataset(ROOT / "data" / CORPUS / "valid"))
     files = [demo.folder(m) / "kernels.jsonl" for m in demo.methods]
     kernels = rows.read_kernels([file for file in files if file.exists()])
     published = read_published(ROOT / "results" / "published.csv")
@@ -199,6 +199,22 @@ def publish(demo: Demo) -> int:
         drawn += style.save(figures_kernels.kernel_figure(kernels), demo.output / "kernels")
     print(text, verdict, *(f"wrote {_shown(path)}" for path in drawn), sep="\n")
     return 0 if right else 1
+
+
+def chosen(demo: Demo, found: list[rows.Row], valid: IndexedDataset) -> list[rows.Row]:
+    """The rows of this demonstration: an earlier one with other lengths or tokens left its own.
+
+    RuntimeError where a method has none at a length.
+    """
+    targets = min(demo.tokens, len(valid.tokens)) - 1
+    longest = max((length for length in demo.lengths if length <= targets), default=0)
+    data = text_fingerprint([valid.fingerprint], fixed_cut("", "nonoverlap", demo.tokens, longest))
+    found = [r for r in found if r.data == data and r.eval_length in demo.lengths]
+    there = {(r.method, r.eval_length) for r in found}
+    wanted = [(method, length) for method in demo.methods for length in demo.lengths]
+    if missing := [f"{m} at {n}" for m, n in wanted if (m, n) not in there]:
+        raise RuntimeError(f"there are no rows of {', '.join(missing)}: start again with --fresh")
+    return rows.latest_rows(found)
 
 
 def _shown(path: Path) -> Path:

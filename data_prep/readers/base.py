@@ -64,9 +64,9 @@ class Reading:
 
     ``on_bad_line``: ``stop`` raises at the first bad record, ``skip`` counts it, in all (``bad``)
     and by reason (``bad_reasons``). ``pile_set``: keep the records whose ``meta.pile_set_name``
-    is exactly this; the others are counted in ``other_sets``. ``hidden``
-    counts members of tar archives whose names begin with a dot, which are left out. ``sources`` maps each file read to
-    the end to its sha256; ``input_bytes`` is the progress through the files.
+    is exactly this; the others are counted in ``other_sets``. ``hidden`` counts members
+    of tar archives whose names begin with a dot, which are left out. ``sources`` maps each file read
+    to the end to its sha256; ``input_bytes`` is the progress through the files.
     """
 
     text_key: str = "text"

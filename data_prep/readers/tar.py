@@ -5,7 +5,8 @@ in memory and does not miss the end mark. Here a header that is not one is an er
 without its end mark (two blocks of zeros; one is accepted) is cut short.
 
 Only regular files are read. Links, devices and sparse files hold no text of their own: each is a
-bad document. Hidden files are left out, as in folders, and counted. Archives joined end to end are read as one.
+bad document. Hidden files are left out, as in folders, and counted. Archives joined end to end are
+read as one.
 """
 
 from __future__ import annotations
