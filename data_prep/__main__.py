@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import io
 import sys
+from typing import Any
 
 from data_prep import corpora
 from data_prep.errors import DataError, UsageError, plain
@@ -65,7 +66,7 @@ def _prepare(arguments: list[str]) -> int:
     return 0
 
 
-def summary(prepared: dict, output: str) -> str:
+def summary(prepared: dict[str, Any], output: str) -> str:
     """The table printed at the end."""
     tokenizer = prepared["tokenizer"]
     rows = [

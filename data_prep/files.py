@@ -36,7 +36,7 @@ def staged(*targets: Path) -> Iterator[list[BinaryIO]]:
     temporary = [target.with_name(f".{target.name}{stamp}") for target in targets]
     try:
         with ExitStack() as stack:
-            streams = [stack.enter_context(open(path, "xb")) for path in temporary]
+            streams: list[BinaryIO] = [stack.enter_context(open(path, "xb")) for path in temporary]
             yield streams
             for stream in streams:
                 stream.flush()

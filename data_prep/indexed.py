@@ -125,7 +125,7 @@ class IndexedDataset:
         if not path.exists():
             return None
         try:
-            sidecar = json.loads(path.read_bytes())
+            sidecar: dict[str, Any] = json.loads(path.read_bytes())
             wanted = (sidecar["documents"], sidecar["tokens"], sidecar["dtype"])
             if sidecar["format"] != SIDECAR_FORMAT:
                 raise KeyError("format")

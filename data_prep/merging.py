@@ -78,7 +78,7 @@ def _write(
                     raw = block.astype(dtype).tobytes()
                     bin_stream.write(raw)
                     digest.update(raw)
-                    own.update(np.ascontiguousarray(block))
+                    own.update(np.ascontiguousarray(block).data)
                     done += block.nbytes
                     advance(done)
                 _check_tokens(data, own.hexdigest())

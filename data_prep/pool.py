@@ -74,10 +74,10 @@ def _encode_in_pool(
                 yield from done.pop(taken)
                 taken += 1
             elif busy:
-                for connection in wait(list(busy)):
-                    assert isinstance(connection, Connection)
-                    done[busy.pop(connection)] = _talk(connection)
-                    idle.append(connection)
+                for ready in wait(list(busy)):
+                    assert isinstance(ready, Connection)
+                    done[busy.pop(ready)] = _talk(ready)
+                    idle.append(ready)
             else:
                 return
 
@@ -116,7 +116,7 @@ def _talk(connection: Connection, batch: list[str] | None = None) -> list[np.nda
         if batch is not None:
             connection.send(batch)
             return []
-        answer = connection.recv()
+        answer: list[np.ndarray] | str = connection.recv()
     except (EOFError, OSError) as error:
         raise WorkerDied(
             "a tokenizing process died (out of memory, or killed, or the calling script lacks "

@@ -91,7 +91,8 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Ids of ``text``, without an EOD; special strings in it are ordinary text."""
-        return self.encode_array(text).tolist()
+        ids: list[int] = self.encode_array(text).tolist()
+        return ids
 
     def encode_array(self, text: str) -> np.ndarray:
         """Ids of ``text`` as int32 [T]."""

@@ -142,7 +142,7 @@ def checked_ids(document: Any, number: int, vocab_size: int, path: Path) -> np.n
 def fingerprint_of(dtype: np.dtype[Any], sizes_N: np.ndarray, bin_sha256: str) -> str:
     """16 hex digits over dtype, sizes and the hash of ``.bin``."""
     digest = hashlib.sha256(f"{dtype.name} {bin_sha256} ".encode())
-    digest.update(np.ascontiguousarray(sizes_N, dtype="<i4"))
+    digest.update(np.ascontiguousarray(sizes_N, dtype="<i4").data)
     return digest.hexdigest()[:16]
 
 

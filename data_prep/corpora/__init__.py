@@ -9,6 +9,8 @@ from importlib import import_module
 from data_prep.corpora._base import LocalCorpus, PublishedCorpus
 from data_prep.errors import UsageError
 
+__all__ = ["LocalCorpus", "PublishedCorpus", "get", "known", "names"]
+
 
 def names() -> list[str]:
     """Names of all corpora, without importing them."""

@@ -84,7 +84,7 @@ def _documents(
 ) -> Iterator[Document]:
     values = [batch.column(batch.schema.get_field_index(column)).to_pylist() for column in columns]
     for number, row in enumerate(zip(*values, strict=True), before + 1):
-        record = partial(dict, zip(columns, row, strict=True))
+        record: partial[dict[str, Any]] = partial(dict, zip(columns, row, strict=True))
         yield from rows.document(f"{name}:{number}", record)
 
 

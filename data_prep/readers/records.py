@@ -69,8 +69,12 @@ def read_json(source: Source, reading: Reading) -> Iterator[Document]:
     rows = Rows(source.name, reading)
     for number, record in enumerate(array_elements(blocks, source.name), 1):
         where = f"{source.name}[{number}]"
-        yield from rows.document(where, lambda record=record: record)
+        yield from rows.document(where, partial(_itself, record))
     rows.finish()
+
+
+def _itself(record: Any) -> Any:
+    return record
 
 
 def read_dat(source: Source, reading: Reading) -> Iterator[Document]:

@@ -110,7 +110,7 @@ class Results:
         """Failed rows for the open cells of one length."""
         with self._lock:
             for _, protocol, _ in [c for c in self.cells_left(run) if c[2] == length]:
-                nothing = {"loss": None, "perplexity": None, "bits_per_byte": None}
+                nothing: dict[str, Any] = dict.fromkeys(("loss", "perplexity", "bits_per_byte"))
                 nothing |= {"tokens": 0, "windows": 0, "status": "failed", "message": message}
                 self.record(run, protocol, length, seconds=seconds, **nothing)
                 self.failed += 1

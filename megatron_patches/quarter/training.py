@@ -34,7 +34,8 @@ class Trainer:
             group["params"] = [masters[weight] for weight in group["params"]]
         self.masters = [*masters.values()]
         rounded = [(w, m) for w, m in masters.items() if w is not m]
-        self._weights, self._copies = [w for w, _ in rounded], [m for _, m in rounded]
+        self._weights: list[torch.Tensor] = [weight for weight, _ in rounded]
+        self._copies: list[torch.Tensor] = [master for _, master in rounded]
         params = run.training.optimizer.params
         betas = (params.betas[0], params.betas[1])
         self._updates = 0
@@ -73,17 +74,17 @@ class Trainer:
     @torch.no_grad()
     def _collect(self) -> None:
         """Add the bfloat16 gradients to the float32 ones of the copies, and forget them."""
-        pairs = [
-            (w, m) for w, m in zip(self._weights, self._copies, strict=True) if w.grad is not None
-        ]
-        new = [(w, m) for w, m in pairs if m.grad is None]
-        for _, master in new:
-            master.grad = torch.zeros_like(master)
-        if pairs:
-            sums = [m.grad for _, m in pairs]
-            torch._foreach_add_(sums, [w.grad.float() for w, _ in pairs])
-        for weight, _ in pairs:
+        sums, shares = [], []
+        for weight, master in zip(self._weights, self._copies, strict=True):
+            if weight.grad is None:
+                continue
+            if master.grad is None:
+                master.grad = torch.zeros_like(master)
+            sums.append(master.grad)
+            shares.append(weight.grad.float())
             weight.grad = None
+        if sums:
+            torch._foreach_add_(sums, shares)
 
 
 def _master(weight: nn.Parameter) -> nn.Parameter:

@@ -142,7 +142,7 @@ class Soak:
 
     def _spent(self) -> float:
         """Seconds that faults have taken so far."""
-        return sum(event["seconds"] for event in self.journal.of("fault"))
+        return float(sum(event["seconds"] for event in self.journal.of("fault")))
 
     def _one_fault(self, course: Course, unbroken: list[Row]) -> bool:
         """False: the training came to its end before the fault."""
@@ -216,7 +216,9 @@ class Soak:
             and not (kind in faults.NEEDS_A_DISK and self.no_disk)
             and not (kind in faults.NEEDS_RANKS and course.processes == 1)
         ]
-        return chance.choices(*zip(*possible, strict=True))[0]
+        kinds, weights = zip(*possible, strict=True)
+        chosen: faults.Fault = chance.choices(kinds, weights)[0]
+        return chosen
 
     # ---- the end -----------------------------------------------------------------------------
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from megatron_patches.standalone.checkpoint import CheckpointError, load_model
-    from megatron_patches.standalone.model import GPT, ModelShape
+    from megatron_patches.standalone.model import GPT
+    from megatron_patches.standalone.shape import ModelShape
 
 __all__ = ["GPT", "CheckpointError", "ModelShape", "load_model"]
 
@@ -15,7 +16,7 @@ __all__ = ["GPT", "CheckpointError", "ModelShape", "load_model"]
 _HOMES = {
     "CheckpointError": "checkpoint",
     "GPT": "model",
-    "ModelShape": "model",
+    "ModelShape": "shape",
     "load_model": "checkpoint",
 }
 

@@ -8,7 +8,7 @@ from typing import Any
 from data_prep.errors import DataError
 from data_prep.indexed import IndexedDataset
 from megatron_patches.config import Config, ConfigError
-from megatron_patches.standalone.model import ModelShape
+from megatron_patches.standalone.shape import ModelShape
 from megatron_patches.training.position_options import position_options as choose_options
 
 GPT2_ENTRIES = 50257

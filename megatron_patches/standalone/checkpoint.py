@@ -25,10 +25,10 @@ from megatron_patches.config import (
 )
 from megatron_patches.config.keys_own import block_of, scoring_window
 from megatron_patches.standalone.build import shape_of
-from megatron_patches.standalone.model import GPT, ModelShape
+from megatron_patches.standalone.model import GPT
 from megatron_patches.standalone.resuming import begun, resume, set_aside
 from megatron_patches.standalone.saving import save
-from megatron_patches.standalone.shape import read_with
+from megatron_patches.standalone.shape import ModelShape, read_with
 from megatron_patches.standalone.weights import (
     CheckpointError,
     fill,

@@ -170,8 +170,10 @@ def _write_kernels(options: argparse.Namespace, path: str | Path, config: Config
     from megatron_patches.standalone import checkpoint
     from megatron_patches.standalone.kernels import run_kernels, write_kernels
 
-    scoring = ("output", "lengths", "protocol", "split", "stride", "last_k", "window", "max_tokens")
-    scoring += ("paper_windows", "batch_size", "position_option")
+    scoring = (
+        *("output", "lengths", "protocol", "split", "stride", "last_k", "window", "max_tokens"),
+        *("paper_windows", "batch_size", "position_option"),
+    )
     given = [name for name in scoring if getattr(options, name)]
     if given:
         raise ConfigError(

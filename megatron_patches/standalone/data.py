@@ -108,7 +108,8 @@ def token_stream(config: Config, part: str) -> tuple[np.ndarray, list[IndexedDat
 
     Returns the ids `[tokens]` (a memory map where there is one source) and the open data sets.
     """
-    pieces, datasets = [], []
+    pieces: list[np.ndarray] = []
+    datasets = []
     for prefix, documents in sources(config, part):
         dataset = IndexedDataset(prefix)
         datasets.append(dataset)

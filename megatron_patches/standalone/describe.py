@@ -9,7 +9,7 @@ from megatron_patches.attention.memory import Size, peak_bytes
 from megatron_patches.config import Config, batch_arithmetic, config_sha, data_parallel_size, dump
 from megatron_patches.positions import build
 from megatron_patches.standalone.build import shape_of
-from megatron_patches.standalone.model import ModelShape
+from megatron_patches.standalone.shape import ModelShape
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 

@@ -124,7 +124,7 @@ class Evaluation:
     def row(self, length: int, advance: Callable[[int], None] = lambda tokens: None) -> Row:
         """One cell; a refusal or failure is a row, too, so that nothing goes missing in silence."""
         cell = self._cell(length)
-        nothing = {
+        nothing: dict[str, Any] = {
             "loss": None,
             "perplexity": None,
             "bits_per_byte": None,

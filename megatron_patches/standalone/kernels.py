@@ -45,7 +45,11 @@ def kernel_rows(
     for layer, method in enumerate(methods):
         shared = len(methods) == 1
         rows += _of_method(method, config, step, longest, None if shared else layer)
-    said = {"options": dict(options or {}), "config_sha": config_sha, "model_parameters": size}
+    said: dict[str, Any] = {
+        "options": dict(options or {}),
+        "config_sha": config_sha,
+        "model_parameters": size,
+    }
     return [replace(row, **said) for row in rows]
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -62,4 +61,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -233,9 +233,15 @@ class GPT(nn.Module):
             cache.length += tokens_BL.shape[1]
         return self.sequential[str(self.shape.layers + 3)](x_BLC)
 
+    @property
+    def _word_embeddings(self) -> nn.Embedding:
+        first = self.sequential["0"]
+        assert isinstance(first, Embedding)
+        return first.word_embeddings
+
     def logits(self, hidden_BLC: Tensor) -> Tensor:
         if self.shape.tied_output:
-            return F.linear(hidden_BLC, self.sequential["0"].word_embeddings.weight)
+            return F.linear(hidden_BLC, self._word_embeddings.weight)
         return self.sequential[str(self.shape.layers + 4)](hidden_BLC)
 
     def forward(self, tokens_BL: Tensor, labels_BL: Tensor | None = None) -> Tensor:
@@ -292,6 +298,6 @@ class GPT(nn.Module):
         """What attends without gradients: the named implementation, or what `auto` takes here."""
         if self.shape.attention != "auto":
             return self.shape.attention
-        weight = self.sequential["0"].word_embeddings.weight
+        weight = self._word_embeddings.weight
         q = weight.new_zeros(1, self.position_method.owned_heads, 1, self.shape.head_dim)
         return choose(Problem(q, q, q, self.position_method, 1.0, Sight()))

@@ -191,10 +191,10 @@ class Retrieval:
             "correct": text.correct,
             "control_correct": control.correct,
         }
+        samples |= scores(**samples, answer_tokens=task.answer_tokens)
         return RetrievalRow(
             **cell,
             **samples,
-            **scores(**samples, answer_tokens=task.answer_tokens),
             distance=task.distance(length, depth),
             seconds=time.perf_counter() - begun,
         )

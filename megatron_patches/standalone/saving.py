@@ -129,7 +129,8 @@ def _failures(engine: Any) -> Iterator[tuple[set[str], list[str]]]:
 
     Collected: a rank that left early would keep the others waiting.
     """
-    writer, found = engine.checkpoint_engine, []
+    writer = engine.checkpoint_engine
+    found: list[str] = []
     written: set[str] = set()
     original = writer.save
 

@@ -97,5 +97,10 @@ class Agreement:
         host, done = torch.empty_like(flag, device="cpu").pin_memory(), torch.cuda.Event()
         host.copy_(flag, non_blocking=True)
         done.record()
-        earlier, self._earlier = self._earlier, lambda: bool(done.synchronize() or host.item())
+
+        def answer() -> bool:
+            done.synchronize()
+            return bool(host.item())
+
+        earlier, self._earlier = self._earlier, answer
         return earlier() if earlier is not None else False

@@ -102,7 +102,7 @@ class Wandb:
 
         if "wandb_host" in config.model_fields_set:
             os.environ.setdefault("WANDB_BASE_URL", config.wandb_host)
-        mode = os.environ.get("WANDB_MODE") or ("online" if _has_key(config) else "offline")
+        mode: Any = os.environ.get("WANDB_MODE") or ("online" if _has_key(config) else "offline")
         # It takes the name of the program from the process, which is not the one that trains.
         os.environ.setdefault("WANDB_PROGRAM", "train.py")
         self._run = wandb.init(

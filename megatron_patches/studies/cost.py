@@ -137,7 +137,8 @@ def _cell_tokens(
     if step.protocol == "paper":
         return (asked.paper_windows or PAPER_WINDOWS) * length
     text = library.text(run.config, step.split or "valid")
-    sizes = [size for size in (text and text.tokens, asked.max_tokens) if size is not None]
+    known = (None if text is None else text.tokens, asked.max_tokens)
+    sizes = [size for size in known if size is not None]
     if not sizes:
         return None
     size = min(sizes)

@@ -155,7 +155,7 @@ def _run(
     layers = [("base", study.base), ("method", method), ("dataset", dataset)]
     layers += [("cluster", study.cluster)] if study.cluster else []
     files = [layer_file(layer, part) for layer, part in layers]
-    own = {"seed": seed, "seq_length": length, "max_position_embeddings": length}
+    own: Overrides = {"seed": seed, "seq_length": length, "max_position_embeddings": length}
     changes = _merged(study, length, levels)
     own |= {"variant": dict(levels)} if levels else {}
     changes |= {**own, "run_name": name, "save": shown(folder)}

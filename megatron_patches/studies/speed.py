@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import log
 
+from megatron_patches.analysis.retrieval_rows import RetrievalRow
 from megatron_patches.analysis.rows import Row
 from megatron_patches.config import Config
 from megatron_patches.config.keys_own import block_of
@@ -81,7 +82,8 @@ def measured_speeds(plan: Plan, given: float | None = None) -> Speeds:
             training[place].append(float(found[-1]))
     rows, retrieval = rows_of(plan.study)
     scoring: dict[Place, list[float]] = defaultdict(list)
-    for row in (*rows, *retrieval):
+    both: tuple[Row | RetrievalRow, ...] = (*rows, *retrieval)
+    for row in both:
         # Every question is asked twice, and a row holds the seconds of both.
         windows = row.windows if isinstance(row, Row) else 2 * row.samples
         if row.status == "ok" and row.seconds > 0:

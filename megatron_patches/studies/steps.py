@@ -69,8 +69,8 @@ def evaluations(study: Study, folder: Path) -> Iterator[Step]:
     asked = study.eval
     kernels = kernel_file(study, folder)
     if kernels is not None:
-        words = ("eval.py", "--checkpoint", shown(folder), "--only-kernels", kernels)
-        yield Step(words, kernels=kernels)
+        writing = ("eval.py", "--checkpoint", shown(folder), "--only-kernels", kernels)
+        yield Step(writing, kernels=kernels)
     windows = [None if width == "none" else width for width in asked.window_widths]
     settings = [({} if given == "none" else given) for given in asked.position_options]
     readings = [
@@ -78,12 +78,12 @@ def evaluations(study: Study, folder: Path) -> Iterator[Step]:
         for split, window, options in product(asked.splits, windows, settings)
     ]
     for protocol, (split, window, options, words) in product(asked.protocols, readings):
-        command = _scoring(study, folder, protocol, words)
-        yield Step(tuple(command), protocol, split, window=window, options=options)
+        command = tuple(_scoring(study, folder, protocol, words))
+        yield Step(command, protocol, split, window=window, options=options)
     if asked.retrieval is not None:
         for split, window, options, words in readings:
-            command = _retrieval(study, folder, words)
-            yield Step(tuple(command), split=split, window=window, options=options, retrieval=True)
+            command = tuple(_retrieval(study, folder, words))
+            yield Step(command, split=split, window=window, options=options, retrieval=True)
 
 
 def _reading(split: str, window: int | str | None, options: Mapping[str, Any]) -> list[str]:

@@ -71,9 +71,10 @@ def _half_precision_copy(optimizer: Any, parameter: torch.nn.Parameter) -> torch
         for place, member in enumerate(group):
             if member is parameter:
                 if hasattr(optimizer, "fp32_groups"):
-                    return optimizer.fp32_groups[index][place].data
+                    master: torch.Tensor = optimizer.fp32_groups[index][place].data
+                    return master
                 if hasattr(optimizer, "fp32_groups_flat"):
-                    flat = optimizer.fp32_groups_flat[index].data
+                    flat: torch.Tensor = optimizer.fp32_groups_flat[index].data
                     return flat.narrow(0, start, parameter.numel()).view_as(parameter)
             start += member.numel()
     return None
