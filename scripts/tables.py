@@ -25,6 +25,7 @@ from megatron_patches.analysis.failures import (  # noqa: E402
     FILE,
     Failure,
     failure_notes,
+    gaps,
     open_failures,
     read_failures,
 )
@@ -47,11 +48,7 @@ from megatron_patches.analysis.tables import (  # noqa: E402
     relative_table,
 )
 from megatron_patches.analysis.training_curves import training_table  # noqa: E402
-from megatron_patches.analysis.training_rows import (  # noqa: E402
-    TrainingRow,
-    read_training,
-    training_groups,
-)
+from megatron_patches.analysis.training_rows import read_training, training_groups  # noqa: E402
 
 PUBLISHED = {f"table{number}": f"Table {number}" for number in (3, 5, 6, 9)}
 OF_MODELS = ("training", "reach")
@@ -153,7 +150,8 @@ def model_tables(arguments: argparse.Namespace) -> list[Table]:
         return [reach_table(rows)]
     failed = failed_beside(arguments, read)
     return [
-        with_failures(training_table(group), failed, group[0]) for group in training_groups(rows)
+        with_failures(training_table(group), gaps(failed, group, unit="train"))
+        for group in training_groups(rows)
     ]
 
 
@@ -164,16 +162,9 @@ def failed_beside(arguments: argparse.Namespace, rows: list[Any]) -> list[Failur
     return [f for f in open_failures(there, rows) if command.lets_through(f, arguments)]
 
 
-def with_failures(table: Table, failures: list[Failure], row: Row | TrainingRow) -> Table:
-    """The table with a note on each failure that left a gap in it; `row` is one of its rows."""
-    steps = {"train", f"eval {row.protocol} {row.split}"} if isinstance(row, Row) else {"train"}
-    gaps = [
-        item
-        for item in failures
-        if (item.dataset, item.train_length) == (row.dataset, row.train_length)
-        and item.step.partition(" window")[0] in steps
-    ]
-    return replace(table, notes=(*table.notes, *failure_notes(gaps)))
+def with_failures(table: Table, failures: list[Failure]) -> Table:
+    """The table with a note on each failure that left a gap in it."""
+    return replace(table, notes=(*table.notes, *failure_notes(failures)))
 
 
 def without_hashes(header: Iterable[str]) -> tuple[str, ...]:
@@ -204,7 +195,7 @@ def main() -> int:
             for of_dataset in command.by_dataset(read, arguments).values():
                 for rows in questions(of_dataset, arguments):
                     first, *others = make_tables(rows, published, arguments)
-                    tables += [with_failures(first, failed, rows[0]), *others]
+                    tables += [with_failures(first, gaps(failed, rows)), *others]
             # Several training lengths stand beside the same published table.
             tables = [t for n, t in enumerate(tables) if t not in tables[:n]]
         if arguments.brief:

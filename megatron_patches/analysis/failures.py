@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -133,19 +133,49 @@ def _lengths(command: str) -> set[int]:
 
 def _answers(item: Failure, answered: Iterable[tuple[Any, ...]]) -> set[tuple[Any, ...]]:
     """What would show that the step succeeded after all."""
-    title, comma, options = item.step.partition(", ")
-    words = title.split()
-    if words == ["retrieval"]:
-        words.append("valid")  # of before there were others
-    own = {"eval": 3, "retrieval": 2}.get(words[0])
-    if own is None:
-        return {(item.config_sha, words[0])}
-    start = (item.config_sha, *words[:own], comma + options)
-    if words[own:]:  # window W
-        return {(*start, int(words[-1]) if words[-1].isdecimal() else words[-1])}
+    kind, window, options = _kind(item.step)
+    if kind[:1] not in {("eval",), ("retrieval",)}:
+        return {(item.config_sha, *kind)}
+    start = (item.config_sha, *kind, options)
+    if window:
+        return {(*start, int(window[-1]) if window[-1].isdecimal() else window[-1])}
     # A model that was trained with a window carries it in all of its rows.
     windows = {key[-1] for key in answered if key[:-1] == start}
     return {(*start, None)} if None in windows else {(*start, window) for window in windows}
+
+
+def gaps(
+    failures: Iterable[Failure], rows: Collection[Any], *, unit: str = "eval"
+) -> list[Failure]:
+    """The failures that leave a gap beside ``rows``, one or more of what a table or figure shows.
+
+    Those of their data sets and training lengths: trainings, and, by ``unit``, scorings under their
+    protocols and splits ("eval"), retrieval of their splits ("retrieval"), or records of a training
+    ("train"). With which window and options the weights were read makes no difference.
+    """
+    models = {(row.dataset, row.train_length) for row in rows}
+    steps: set[tuple[str, ...]] = {("train",)}
+    if unit == "train":
+        steps.add(("record",))
+    elif unit == "eval":
+        steps |= {("eval", row.protocol, row.split) for row in rows}
+    else:
+        steps |= {("retrieval", row.split) for row in rows}
+    return [
+        item
+        for item in failures
+        if (item.dataset, item.train_length) in models and _kind(item.step)[0] in steps
+    ]
+
+
+def _kind(step: str) -> tuple[tuple[str, ...], list[str], str]:
+    """A step's title in parts: what was done, ``window W`` and the options, each where it has them."""
+    title, comma, options = step.partition(", ")
+    words = title.split()
+    if words == ["retrieval"]:
+        words.append("valid")  # of before there were others
+    count = {"eval": 3, "retrieval": 2}.get(words[0] if words else "", 1)
+    return tuple(words[:count]), words[count:], comma + options
 
 
 def failure_notes(failures: Iterable[Failure]) -> tuple[str, ...]:

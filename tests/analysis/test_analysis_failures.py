@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from dataclasses import replace
@@ -23,6 +24,7 @@ from megatron_patches.analysis.rows import RowError, append_rows
 from megatron_patches.analysis.sections import Source, find_files
 
 ROOT = Path(__file__).resolve().parents[2]
+LOSS = math.log(8.0)
 YARN = {"eval_position_options": {"factor": 8, "scaling": "yarn"}}
 FAILURE = Failure(
     study="toy",
@@ -140,6 +142,40 @@ def test_kernels_that_are_there_by_now_are_no_failure(tmp_path) -> None:
     (tmp_path / "kernels").mkdir()
     (tmp_path / "kernels" / "rotary-books-2.jsonl").touch()
     assert read_failures([path]) == [FAILURE]
+
+
+def command(script: str, folder: Path, *arguments: str) -> str:
+    """What a script prints of the rows in a folder."""
+    words = [sys.executable, f"scripts/{script}.py", str(folder / "rows.jsonl"), *arguments]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def named(text: str) -> list[str]:
+    """The steps of the failures that a text names."""
+    lines = [line for line in text.splitlines() if "failed: rotary-books-2, " in line]
+    return [line.split("failed: rotary-books-2, ")[1].split(": exit code")[0] for line in lines]
+
+
+def test_a_failed_scoring_is_named_however_it_read_the_weights(tmp_path) -> None:
+    append_rows(tmp_path / "rows.jsonl", [make("alibi", 1, 1024, 8.0)])
+    reading = ["", " window 8", ", scaling yarn, factor 8", " window 8, factor 8"]
+    own = [f"eval nonoverlap valid{how}" for how in reading]
+    others = ["eval nonoverlap test, factor 8", "eval last valid", "retrieval valid", "record"]
+    steps = [*own, *others]
+    append_failures(tmp_path / "failed.jsonl", [replace(FAILURE, step=step) for step in steps])
+    assert named(command("tables", tmp_path)) == own
+
+
+def test_the_early_table_names_failures_of_both_protocols(tmp_path) -> None:
+    # 2048 tokens: 4 windows side by side; sliding by 256, a first one and 6 more.
+    sliding = {"protocol": "sliding", "stride": 256, "windows": 7, "window_losses": [LOSS] * 7}
+    rows = [make("alibi", 1, 512, 8.0), make("alibi", 1, 512, 8.0, **sliding)]
+    append_rows(tmp_path / "rows.jsonl", rows)
+    steps = ["eval nonoverlap valid", "eval sliding valid", "eval last valid"]
+    append_failures(tmp_path / "failed.jsonl", [replace(FAILURE, step=step) for step in steps])
+    assert named(command("tables", tmp_path, "--table", "early")) == steps[:2]
 
 
 def test_tables_and_report_name_what_has_no_rows(tmp_path) -> None:
