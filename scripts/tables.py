@@ -21,14 +21,7 @@ from megatron_patches.analysis.aggregate import only  # noqa: E402
 from megatron_patches.analysis.comparison import comparison_table, same_question  # noqa: E402
 from megatron_patches.analysis.differences import differences_table  # noqa: E402
 from megatron_patches.analysis.early import MAY_DIFFER, SIDE_BY_SIDE, SLIDING, early_table  # noqa: E402
-from megatron_patches.analysis.failures import (  # noqa: E402
-    FILE,
-    Failure,
-    failure_notes,
-    gaps,
-    open_failures,
-    read_failures,
-)
+from megatron_patches.analysis.failures import Failure, failure_notes, gaps  # noqa: E402
 from megatron_patches.analysis.jsonl import UsageError  # noqa: E402
 from megatron_patches.analysis.layout import Table  # noqa: E402
 from megatron_patches.analysis.published import (  # noqa: E402
@@ -148,18 +141,11 @@ def model_tables(arguments: argparse.Namespace) -> list[Table]:
         raise UsageError("no rows match the choice of data set, methods and --where")
     if not training:
         return [reach_table(rows)]
-    failed = failed_beside(arguments, read)
+    failed = command.failed_beside(arguments.rows, read, arguments)
     return [
         with_failures(training_table(group), gaps(failed, group, unit="train"))
         for group in training_groups(rows)
     ]
-
-
-def failed_beside(arguments: argparse.Namespace, rows: list[Any]) -> list[Failure]:
-    """Steps of the same studies that failed and have no result yet: they have no rows to show."""
-    beside = [path.with_name(FILE) for path in dict.fromkeys(arguments.rows)]
-    there = read_failures(path for path in dict.fromkeys(beside) if path.is_file())
-    return [f for f in open_failures(there, rows) if command.lets_through(f, arguments)]
 
 
 def with_failures(table: Table, failures: list[Failure]) -> Table:
@@ -190,7 +176,7 @@ def main() -> int:
             wanted = arguments.table in PUBLISHED or arguments.published_dataset is not None
             published = read_published(arguments.published) if wanted else []
             read = read_rows(arguments.rows)
-            failed = failed_beside(arguments, read)
+            failed = command.failed_beside(arguments.rows, read, arguments)
             tables = []
             for of_dataset in command.by_dataset(read, arguments).values():
                 for rows in questions(of_dataset, arguments):

@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import retrieval_row_cases
-from analysis_rows import make
+from analysis_rows import kernel, make
 
+from megatron_patches.analysis.command import lets_through
 from megatron_patches.analysis.failures import (
     Failure,
     append_failures,
@@ -166,6 +168,38 @@ def test_a_failed_scoring_is_named_however_it_read_the_weights(tmp_path) -> None
     steps = [*own, *others]
     append_failures(tmp_path / "failed.jsonl", [replace(FAILURE, step=step) for step in steps])
     assert named(command("tables", tmp_path)) == own
+
+
+@pytest.mark.parametrize(
+    ("condition", "left"),
+    [
+        *(("step=100", True), ("status=ok", True), ("protocol=nonoverlap", True)),
+        *(("seed=2", True), ("train_length=512", True), ("config_sha=feed", True)),
+        *(("dataset=books", True), ("method=rotary", True)),
+        *(("method=alibi", False), ("seed=1", False), ("config_sha=other", False)),
+    ],
+)
+def test_conditions_on_rows_leave_failures_alone_but_for_their_run(condition, left) -> None:
+    name, _, value = condition.partition("=")
+    arguments = Namespace(dataset=None, methods=None, where=[(name, value)])
+    assert lets_through(FAILURE, arguments) is left
+    assert lets_through(replace(FAILURE, message="ok", step="100"), arguments) is left
+
+
+def test_kernels_are_chosen_by_the_size_of_their_model() -> None:
+    row = kernel(model_parameters=1000)
+    for size, left in ((1000, True), (2000, False)):
+        arguments = Namespace(dataset=None, methods=None, where=[("parameters", str(size))])
+        assert lets_through(row, arguments) is left
+
+
+def test_tables_and_report_of_some_rows_name_failures(tmp_path) -> None:
+    append_rows(tmp_path / "rows.jsonl", [make("alibi", 1, 1024, 8.0)])
+    append_failures(tmp_path / "failed.jsonl", [FAILURE])
+    assert named(command("tables", tmp_path, "--where", "step=100")) == ["train"]
+    assert named(command("tables", tmp_path, "--where", "seed=1")) == []
+    command("report", tmp_path, "--where", "step=100", "--output", str(tmp_path / "page.html"))
+    assert "rotary-books-2" in (tmp_path / "page.html").read_text()
 
 
 def test_the_early_table_names_failures_of_both_protocols(tmp_path) -> None:
