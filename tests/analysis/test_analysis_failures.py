@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import retrieval_row_cases
-from analysis_rows import kernel, make
+from analysis_rows import kernel, make, training
 
 from megatron_patches.analysis.command import lets_through
 from megatron_patches.analysis.failures import (
@@ -24,6 +24,7 @@ from megatron_patches.analysis.report import Extras, report
 from megatron_patches.analysis.retrieval_rows import RetrievalRow
 from megatron_patches.analysis.rows import RowError, append_rows
 from megatron_patches.analysis.sections import Source, find_files
+from megatron_patches.analysis.training_rows import append_training
 
 ROOT = Path(__file__).resolve().parents[2]
 LOSS = math.log(8.0)
@@ -88,6 +89,11 @@ def scored(**changes):
         ("retrieval valid window 8", [retrieved()], True),
         ("retrieval valid window 8", [retrieved(options={"sliding_window_width": 8})], False),
         ("kernels", [scored(), retrieved()], True),
+        ("record", [], True),
+        ("record", [scored(), retrieved()], True),
+        ("record", [training("rotary", 2, config_sha="feed")], False),
+        ("record", [training("rotary", 2, config_sha="other")], True),
+        ("train", [training("rotary", 2, config_sha="feed")], False),
     ],
 )
 def test_a_later_success_of_the_same_step_closes_a_failure(step, rows, left) -> None:
@@ -120,6 +126,51 @@ ASKED = "python eval.py --checkpoint x --split valid --lengths 512 1024 --output
 def test_a_scoring_is_answered_by_all_of_its_lengths(command, rows, left) -> None:
     failure = replace(FAILURE, step="eval nonoverlap valid", command=command)
     assert bool(open_failures([failure], rows)) is left
+
+
+ASKED_BACK = (
+    "python scripts/retrieval.py --checkpoint x --tasks passkey copy --lengths 512 1024 "
+    "--depths 0.0 0.25 --split valid --samples 8 --output y.jsonl"
+)
+# Eight cells, by hand.
+BACK = [
+    retrieved(task=task, eval_length=length, depth=depth)
+    for task, length, depth in [
+        *(("passkey", 512, 0.0), ("passkey", 512, 0.25), ("passkey", 1024, 0.0)),
+        *(("passkey", 1024, 0.25), ("copy", 512, 0.0), ("copy", 512, 0.25)),
+        *(("copy", 1024, 0.0), ("copy", 1024, 0.25)),
+    ]
+]
+
+
+@pytest.mark.parametrize("gone", range(8))
+def test_retrieval_is_answered_by_all_of_its_cells(gone) -> None:
+    failure = replace(FAILURE, step="retrieval valid", command=ASKED_BACK)
+    assert open_failures([failure], BACK) == []
+    assert open_failures([failure], BACK[:gone] + BACK[gone + 1 :]) == [failure]
+    # A command that leaves its cells open: those of other runs of the same text.
+    loose = replace(failure, command="python scripts/retrieval.py --lengths 512 1024")
+    others = [replace(row, config_sha="other", seed=1) for row in BACK]
+    assert open_failures([loose], BACK) == [] == open_failures([loose], BACK + others)
+    assert open_failures([loose], others + BACK[:gone] + BACK[gone + 1 :]) == [loose]
+
+
+def test_a_record_that_is_there_by_now_is_no_failure(tmp_path) -> None:
+    path = tmp_path / "failed.jsonl"
+    step = replace(FAILURE, step="record")
+    append_failures(path, [step])
+    rows = [training("rotary", 2, config_sha=sha) for sha in ("other", "feed")]
+    gone = {"status": "failed", "message": "why"}
+    append_training(tmp_path / "training.jsonl", [rows[0], replace(rows[1], **gone)])
+    assert read_failures([path]) == [step]
+    append_training(tmp_path / "training.jsonl", rows[1:])
+    assert read_failures([path]) == []
+
+
+def test_the_training_table_names_a_record_that_failed(tmp_path) -> None:
+    append_training(tmp_path / "rows.jsonl", [training("rotary", 1)])
+    append_failures(tmp_path / "failed.jsonl", [replace(FAILURE, step="record")])
+    assert named(command("tables", tmp_path, "--table", "training")) == ["record"]
 
 
 def test_only_the_latest_failure_of_a_step_is_named() -> None:
