@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 import retrieval_row_cases
 from analysis_rows import kernel, make, training
 
+from megatron_patches.analysis import figures, figures_position, figures_training
 from megatron_patches.analysis.command import lets_through
 from megatron_patches.analysis.failures import (
     Failure,
@@ -171,6 +173,28 @@ def test_the_training_table_names_a_record_that_failed(tmp_path) -> None:
     append_training(tmp_path / "rows.jsonl", [training("rotary", 1)])
     append_failures(tmp_path / "failed.jsonl", [replace(FAILURE, step="record")])
     assert named(command("tables", tmp_path, "--table", "training")) == ["record"]
+
+
+def test_figures_name_what_has_no_rows(tmp_path, monkeypatch) -> None:
+    """Every figure's foot, as handed to the one function that draws it."""
+    feet: list[str] = []
+    for module in (figures, figures_position, figures_training):
+        monkeypatch.setattr(module, "footer", lambda _, lines: feet.append("\n".join(lines)))
+    spec = importlib.util.spec_from_file_location("figures_script", ROOT / "scripts/figures.py")
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    monkeypatch.setattr(script, "save", lambda figure, stem: [stem])
+    folded = {"position_losses": [LOSS] * 8}
+    rows = [make("alibi", 1, 512, 8.0, **folded), make("alibi", 1, 1024, 8.0, **folded)]
+    append_rows(tmp_path / "rows.jsonl", rows)
+    append_training(tmp_path / "training.jsonl", [training("alibi", 1)])
+    steps = ["train", "eval nonoverlap valid", "eval last valid", "record"]
+    append_failures(tmp_path / "failed.jsonl", [replace(FAILURE, step=step) for step in steps])
+    words = [str(tmp_path / "rows.jsonl"), "--training", str(tmp_path / "training.jsonl")]
+    monkeypatch.setattr(sys, "argv", ["figures.py", *words, "--output", str(tmp_path)])
+    assert script.main() == 0
+    # Training and its parameters, then perplexity and two lengths of loss by position.
+    assert [named(text) for text in feet] == [["train", "record"], [], *[steps[:2]] * 3]
 
 
 def test_only_the_latest_failure_of_a_step_is_named() -> None:
