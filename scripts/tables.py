@@ -62,8 +62,9 @@ def make_parser() -> argparse.ArgumentParser:
         "sliding ones of the same models (early-token effect, ALiBi's appendix B); training: losses, "
         "slope at the end and speed of every run, of files of training rows; reach: effective length of "
         "heads, of files of learned kernels; tableN: perplexity, that table of the KERPLE paper, and "
-        "ours beside it with the difference (of perplexities for models of the paper's size and data, "
-        "else relative). Rows of several training lengths, protocols, ... are a table each",
+        "ours beside it with the difference (of perplexities for models of the paper's size, steps, "
+        "tokenizer and data, else relative). Rows of several training lengths, protocols, ... are a "
+        "table each",
     )
     parser.add_argument("--reference", default=REFERENCE, help=f"compare with it ({REFERENCE})")
     parser.add_argument("--format", choices=tuple(FORMATS), default="markdown")

@@ -41,7 +41,8 @@ def test_table3_prints_ours_published_and_trend(rows: Path) -> None:
 
 def test_table3_of_the_papers_size_has_the_difference_of_perplexities(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
-    size = {"dataset": "openwebtext2", "parameters": 162_000_000}
+    size = {"dataset": "openwebtext2", "parameters": 162_000_000, "step": 50_000}
+    size |= {"tokenizer": "c9c1848c204159d7"}
     append_rows(path, [make("kerple_log", 1, n, p, **size) for n, p in ((512, 24.4), (1024, 22.5))])
     done = run("tables", path, "--table", "table3")
     assert (done.returncode, done.stderr) == (0, "")
@@ -54,7 +55,9 @@ def test_table3_of_the_papers_size_has_the_difference_of_perplexities(tmp_path: 
     ]
     assert "| kerple_log, difference | +0.5 | +0.5 |" in done.stdout
     part = done.stdout.split(titles[2])[1]
-    assert "data data-1, tokenizer tok-1" in part and "configs kerple_log kerple_log1" in part
+    assert (
+        "data data-1, tokenizer c9c1848c2041" in part and "configs kerple_log kerple_log1" in part
+    )
 
 
 def test_tables_keep_questions_apart(tmp_path: Path) -> None:
