@@ -19,7 +19,7 @@ sys.path.insert(0, str(ROOT))
 from megatron_patches.analysis import command  # noqa: E402
 from megatron_patches.analysis.aggregate import only  # noqa: E402
 from megatron_patches.analysis.comparison import comparison_table, same_question  # noqa: E402
-from megatron_patches.analysis.differences import differences_table  # noqa: E402
+from megatron_patches.analysis.differences_table import differences_table  # noqa: E402
 from megatron_patches.analysis.early import MAY_DIFFER, SIDE_BY_SIDE, SLIDING, early_table  # noqa: E402
 from megatron_patches.analysis.failures import Failure, failure_notes, gaps  # noqa: E402
 from megatron_patches.analysis.jsonl import UsageError  # noqa: E402

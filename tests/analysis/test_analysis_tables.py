@@ -226,6 +226,23 @@ def test_relative_cells_share_their_decimals() -> None:
     assert table.header[-1] == "mean ± standard deviation (n - 1) over 2 seeds"
 
 
+def test_what_scored_rows_say_is_a_footnote() -> None:
+    """Of every number made of such a row, also of a ratio to one."""
+    passes = "the split fills fewer than 320 windows: 4 shuffled passes over it"
+    rows = [
+        make(m, 1, n, 20.0, message=passes if (m, n) in said else None)
+        for m in ("alibi", "rotary")
+        for n in (512, 1024)
+        for said in [{("alibi", 512), ("rotary", 1024)}]
+    ]
+    for table, marked in (
+        (extrapolation_table(rows), [[True, False], [False, True]]),
+        (relative_table(rows), [[True, True], [False, True]]),
+    ):
+        assert [[bool(cell.marks) for cell in cells] for _, cells in table.rows] == marked
+        assert table.notes[-1] == f"[1] {passes}"
+
+
 def test_relative_cells_say_what_is_missing() -> None:
     out = {"status": "failed", "message": "out of memory"}
     rows = [row for row in study() if (row.method, row.eval_length, row.seed) != ("alibi", 2048, 3)]
