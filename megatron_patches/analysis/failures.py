@@ -67,7 +67,8 @@ def read_failures(paths: Iterable[str | os.PathLike[str]]) -> list[Failure]:
     """The failures of files, in order; RowError names file and line of what is malformed.
 
     Those of kernels whose file is there by now are left out: no row would tell of it. So are those of
-    records whose line stands in the training file beside, which need not be among what is shown.
+    trainings, and of their records, that have a line in the training file beside, which need not be among
+    what is shown.
     """
     read = (
         (Path(path), check.from_object(Failure, where, item))
@@ -82,7 +83,7 @@ def _there(folder: Path, item: Failure) -> bool:
     if item.step == "kernels":
         return (folder / "kernels" / f"{item.run}.jsonl").is_file()
     training = folder / TRAINING
-    if item.step != "record" or not training.is_file():
+    if item.step not in ("train", "record") or not training.is_file():
         return False
     lines = (line for _, line in read_objects(training))
     return any((x.get("config_sha"), x.get("status")) == (item.config_sha, "ok") for x in lines)

@@ -157,9 +157,10 @@ def test_retrieval_is_answered_by_all_of_its_cells(gone) -> None:
     assert open_failures([loose], others + BACK[:gone] + BACK[gone + 1 :]) == [loose]
 
 
-def test_a_record_that_is_there_by_now_is_no_failure(tmp_path) -> None:
+@pytest.mark.parametrize("name", ["record", "train"])
+def test_a_training_that_is_there_by_now_is_no_failure(tmp_path, name) -> None:
     path = tmp_path / "failed.jsonl"
-    step = replace(FAILURE, step="record")
+    step = replace(FAILURE, step=name)
     append_failures(path, [step])
     rows = [training("rotary", 2, config_sha=sha) for sha in ("other", "feed")]
     gone = {"status": "failed", "message": "why"}
