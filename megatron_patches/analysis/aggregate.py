@@ -143,8 +143,9 @@ def provenance(rows: Iterable[Row]) -> list[str]:
         ", ".join(parts),
         f"{size} parameters, trained on {first.train_length} tokens for {first.step} steps, "
         f"seeds {listed(rows, 'seed')}",
-        f"data {shorten(first.data)}, tokenizer {shorten(first.tokenizer)}, engine "
-        f"{listed(rows, 'engine')}, attention {listed(rows, 'attention')}, {first.dtype}",
+        f"engine {listed(rows, 'engine')}, attention {listed(rows, 'attention')}, {first.dtype}",
+        # From here on what only identifies: `--brief` of the tables leaves it out.
+        f"data {shorten(first.data)}, tokenizer {shorten(first.tokenizer)}",
         f"commit {listed(rows, 'git_sha')}",
     ]
 

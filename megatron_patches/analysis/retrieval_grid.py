@@ -186,8 +186,8 @@ def retrieval_provenance(rows: Iterable[RetrievalRow]) -> list[str]:
         f"{depths}, {first.samples} questions of {first.answer_tokens} answer tokens a cell",
         f"{size} parameters, trained on {first.train_length} tokens for {first.step} steps, seeds "
         f"{listed('seed')}",
+        f"engine {listed('engine')}, attention {listed('attention')}, {first.dtype}",
         f"data {shorten(first.data)}, tokenizer {shorten(first.tokenizer)}, questions "
-        f"{shorten(first.questions)}, engine {listed('engine')}, attention {listed('attention')}, "
-        f"{first.dtype}",
+        f"{shorten(first.questions)}",
         f"commit {listed('git_sha')}",
     ]

@@ -86,6 +86,17 @@ def test_tables_keep_questions_apart(tmp_path: Path) -> None:
     assert clash.returncode == 1 and "results of two configurations" in clash.stderr
 
 
+def test_brief_keeps_what_was_measured_with(rows: Path, tmp_path: Path) -> None:
+    brief, whole = (run("tables", rows, *words).stdout for words in (["--brief"], []))
+    assert "engine standalone, attention chunked, float32" in brief
+    gone = set(whole.splitlines()) - set(brief.splitlines())
+    assert {line.split()[0] for line in gone} == {"data", "commit", "configs"}
+    runs = tmp_path / "training.jsonl"
+    append_training(runs, [training("alibi", 1)])
+    text = run("tables", runs, "--table", "training", "--brief").stdout
+    assert "\nengine standalone  \nmachine: a CPU, 2 cores" in text and "tok-1" not in text
+
+
 def test_brief_keeps_the_hashes_that_alone_tell_tables_apart(rows: Path) -> None:
     assert "data data-1" not in run("tables", rows, "--brief").stdout
     append_rows(rows, [make("alibi", 1, 512, 20.0, data="data-2")])

@@ -38,7 +38,8 @@ GOLDEN = """\
 
 dataset books, protocol nonoverlap, split valid, stride = window, 2,048 tokens in 4 / 2 / 1 windows  
 1,000 parameters, trained on 512 tokens for 100 steps, seeds 1 2 3  
-data data-1, tokenizer tok-1, engine standalone, attention chunked, float32  
+engine standalone, attention chunked, float32  
+data data-1, tokenizer tok-1  
 commit abc123  
 configs alibi alibi1 alibi2 alibi3; kerple_log kerple_log1 kerple_log2 kerple_log3; learned learned1 learned2 learned3  
 mean ± standard deviation (n - 1) over 3 seeds
