@@ -106,7 +106,8 @@ def open_failures(failures: Iterable[Failure], rows: Iterable[Any]) -> list[Fail
             continue
         answered.setdefault((row.config_sha, "train"), set())
         if hasattr(row, "protocol"):
-            kind, cell = ("eval", row.protocol, row.split, *_reading(row)), (row.eval_length,)
+            kind: tuple[Any, ...] = ("eval", row.protocol, row.split, *_reading(row))
+            cell: Cell = (row.eval_length,)
         elif hasattr(row, "task"):
             kind = ("retrieval", row.split, *_reading(row))
             cell = (row.task, row.eval_length, row.depth)
