@@ -96,7 +96,7 @@ def open_failures(failures: Iterable[Failure], rows: Iterable[Any]) -> list[Fail
     status "ok" or "refused" answers for a training, a training row also for its record.
     For a scoring or retrieval there has to be one of the same protocol, split and window in every cell:
     each length, or each task, length and depth. Which cells those are the failed command says, or,
-    where it does not, other runs on this data set and training length. A step that ended halfway leaves
+    where it does not, the rows of this data set and training length. A step that ended halfway leaves
     rows of its first cells, and they must not hide that the others are missing.
     """
     answered: dict[tuple[Any, ...], set[Cell]] = {}
@@ -135,22 +135,25 @@ def _answered(
         if key not in answered:
             continue
         of_others = asked.get((item.dataset, item.train_length, *key[1:]), set())
-        if answered[key] >= (_cells(key[1], item.command) or of_others):
+        if answered[key] >= _cells(key[1], item.command, of_others):
             return True
     return False
 
 
-def _cells(kind: str, command: str) -> set[Cell]:
-    """The cells that the command of a step names; none where it leaves some of them open."""
+def _cells(kind: str, command: str, of_others: set[Cell]) -> set[Cell]:
+    """The cells that the command of a step names; what it leaves open is as in ``of_others``."""
     try:
         words = shlex.split(command)
     except ValueError:
-        return set()
-    lengths = [int(word) for word in _values(words, "--lengths") if LENGTH.fullmatch(word)]
-    if kind != "retrieval":
-        return {(length,) for length in lengths}
-    depths = [float(word) for word in _values(words, "--depths") if DEPTH.fullmatch(word)]
-    return set(product(_values(words, "--tasks"), lengths, depths))
+        return of_others
+    named: list[list[Any]] = [[int(w) for w in _values(words, "--lengths") if LENGTH.fullmatch(w)]]
+    if kind == "retrieval":
+        depths = [float(word) for word in _values(words, "--depths") if DEPTH.fullmatch(word)]
+        named = [_values(words, "--tasks"), *named, depths]
+    if not any(named):
+        return of_others
+    seen = [{cell[place] for cell in of_others} for place in range(len(named))]
+    return set(product(*(own or others for own, others in zip(named, seen, strict=True))))
 
 
 def _values(words: list[str], option: str) -> list[str]:

@@ -153,6 +153,7 @@ def test_retrieval_is_answered_by_all_of_its_cells(gone) -> None:
     # A command that leaves its cells open: those of other runs of the same text.
     loose = replace(failure, command="python scripts/retrieval.py --lengths 512 1024")
     others = [replace(row, config_sha="other", seed=1) for row in BACK]
+    assert open_failures([loose], BACK[:1]) == [loose]  # of the lengths it names, one
     assert open_failures([loose], BACK) == [] == open_failures([loose], BACK + others)
     assert open_failures([loose], others + BACK[:gone] + BACK[gone + 1 :]) == [loose]
 
