@@ -2,7 +2,8 @@
 
 From ROWS perplexity by length and loss by position (with windowed controls where there are any), from
 --kernels the learned kernels and the cumulative effective length of heads, from --training the training
-curves and the position parameters. A label looks the same in all of them.
+curves and the position parameters. A label looks the same in all of them. Steps that failed
+and have no rows (failed.jsonl beside a file) are named at the foot.
 
 Example: python scripts/figures.py results/runs.jsonl --kernels results/kernels.jsonl --output out
          python scripts/figures.py --training results/training.jsonl --output out
@@ -19,6 +20,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from megatron_patches.analysis import command  # noqa: E402
+from megatron_patches.analysis.failures import Failure, failure_notes, gaps  # noqa: E402
 from megatron_patches.analysis.figures import perplexity_figure  # noqa: E402
 from megatron_patches.analysis.figures_kernels import kernel_figure  # noqa: E402
 from megatron_patches.analysis.figures_position import position_figure  # noqa: E402
@@ -60,7 +62,13 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def draw(rows: list[Row], methods: list[str] | None, folder: Path, looks: Looks) -> list[Path]:
+def draw(
+    rows: list[Row],
+    methods: list[str] | None,
+    folder: Path,
+    looks: Looks,
+    failed: Sequence[Failure] = (),
+) -> list[Path]:
     """The figures of one data set; losses by position once for each length that has them."""
     sections = cut([Source("rows", rows)])
     paths = []
@@ -71,12 +79,15 @@ def draw(rows: list[Row], methods: list[str] | None, folder: Path, looks: Looks)
         present = {row.method for row in own}
         listed = None if methods is None else [name for name in methods if name in present]
         name = file_name(own[0].dataset)
+        notes = failure_notes(gaps(failed, own))
         # One length makes no curve, and losses by position are what such rows are for.
         if len({row.eval_length for row in own}) > 1 or not position_lengths(own):
-            figure = perplexity_figure(own, methods=listed, looks=looks)
+            figure = perplexity_figure(own, methods=listed, looks=looks, notes=notes)
             paths += save(figure, folder / f"perplexity-{name}{suffix}")
         for length in position_lengths(own):
-            figure = position_figure(own, eval_length=length, methods=listed, looks=looks)
+            figure = position_figure(
+                own, eval_length=length, methods=listed, looks=looks, notes=notes
+            )
             paths += save(figure, folder / f"position-{name}-{length}{suffix}")
     return paths
 
@@ -130,7 +141,9 @@ def kernel_suffix(key: KernelSet, sets: Iterable[KernelSet]) -> str:
     return "".join([*parts, f"-size{key.size + 1}" if len(sizes) > 1 else ""])
 
 
-def draw_training(rows: list[TrainingRow], folder: Path, looks: Looks) -> list[Path]:
+def draw_training(
+    rows: list[TrainingRow], folder: Path, looks: Looks, failed: Sequence[Failure] = ()
+) -> list[Path]:
     """Training curves, and parameters where there are any, of each group that may meet."""
     paths = []
     groups = training_groups(rows)
@@ -142,10 +155,12 @@ def draw_training(rows: list[TrainingRow], folder: Path, looks: Looks) -> list[P
         turn = keys[:place].count(keys[place])
         name = f"{file_name(first.dataset)}{suffix}" + (f"-{turn + 1}" if turn else "")
         if all(row.status != "ok" for row in group):
-            failed = "; ".join(training_notes(group))
-            print(f"no figure of training on {first.dataset}: {failed}", file=sys.stderr)
+            why = "; ".join(training_notes(group))
+            print(f"no figure of training on {first.dataset}: {why}", file=sys.stderr)
             continue
-        paths += save(training_figure(group, looks=looks), folder / f"training-{name}")
+        notes = failure_notes(gaps(failed, group, unit="train"))
+        figure = training_figure(group, looks=looks, notes=notes)
+        paths += save(figure, folder / f"training-{name}")
         if any(row.position for row in group if row.status == "ok"):
             paths += save(parameters_figure(group), folder / f"parameters-{name}")
     return paths
@@ -179,16 +194,18 @@ def main() -> int:
         def wanted(row: Any) -> bool:
             return command.lets_through(row, arguments)
 
+        results = [*arguments.rows, *arguments.training]
+        failed = command.failed_beside(results, [*rows, *runs], arguments)
         paths = []
         if heads:
             kernels = chosen(heads, wanted, "kernels")
             paths += draw_kernels(kernels, arguments.output, looks)
         if runs:
             training = chosen(runs, wanted, "training rows")
-            paths += draw_training(training, arguments.output, looks)
+            paths += draw_training(training, arguments.output, looks, failed)
         by_dataset = command.by_dataset(rows, arguments) if arguments.rows else {}
         for own in by_dataset.values():
-            paths += draw(own, arguments.methods, arguments.output, looks)
+            paths += draw(own, arguments.methods, arguments.output, looks, failed)
         print("\n".join(str(path) for path in paths))
 
     return command.guarded(work, debug=arguments.debug)

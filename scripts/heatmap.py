@@ -1,17 +1,21 @@
 """Draw retrieval by length and depth as heat maps, SVG and PNG, and print the table by length.
 
+Steps that failed and have no rows (failed.jsonl beside a file) are named under both.
+
 Example: python scripts/heatmap.py retrieval.jsonl --value gain --output out
 """
 
 import argparse
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 # Running a file puts its own folder on the path, not the repository, which may not be installed.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from megatron_patches.analysis import command  # noqa: E402
+from megatron_patches.analysis.failures import failure_notes, gaps  # noqa: E402
 from megatron_patches.analysis.heatmap import heat_map  # noqa: E402
 from megatron_patches.analysis.jsonl import UsageError  # noqa: E402
 from megatron_patches.analysis.render import FORMATS  # noqa: E402
@@ -36,6 +40,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--format", choices=tuple(FORMATS), default="markdown")
     parser.add_argument("--output", type=Path, metavar="DIR", help="folder for the heat maps")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    parser.set_defaults(where=[])  # which `command.failed_beside` asks for
     return parser
 
 
@@ -69,12 +74,15 @@ def main() -> int:
     arguments = make_parser().parse_args()
 
     def work() -> None:
-        groups = chosen(read_retrieval(arguments.rows), arguments)
+        read = read_retrieval(arguments.rows)
+        groups = chosen(read, arguments)
+        failed = command.failed_beside(arguments.rows, read, arguments)
+        notes = [failure_notes(gaps(failed, group, unit="retrieval")) for group in groups]
+        wanted = {"value": arguments.value, "methods": arguments.methods}
+        made = [retrieval_table(group, **wanted) for group in groups]
         tables = [
-            FORMATS[arguments.format](
-                retrieval_table(group, value=arguments.value, methods=arguments.methods)
-            )
-            for group in groups
+            FORMATS[arguments.format](replace(table, notes=(*table.notes, *more)))
+            for table, more in zip(made, notes, strict=True)
         ]
         if arguments.format == "csv":
             # One text, one line of column names.
@@ -82,8 +90,9 @@ def main() -> int:
         print(("" if arguments.format == "csv" else "\n").join(tables), end="")
         if arguments.output is None:
             return
-        for group, stem in zip(groups, stems(groups, arguments.value), strict=True):
-            figure = heat_map(group, value=arguments.value, methods=arguments.methods)
+        named = stems(groups, arguments.value)
+        for group, more, stem in zip(groups, notes, named, strict=True):
+            figure = heat_map(group, **wanted, notes=more)
             for path in save(figure, arguments.output / stem):
                 print(path, file=sys.stderr)
 

@@ -19,15 +19,9 @@ sys.path.insert(0, str(ROOT))
 from megatron_patches.analysis import command  # noqa: E402
 from megatron_patches.analysis.aggregate import only  # noqa: E402
 from megatron_patches.analysis.comparison import comparison_table, same_question  # noqa: E402
-from megatron_patches.analysis.differences import differences_table  # noqa: E402
+from megatron_patches.analysis.differences_table import differences_table  # noqa: E402
 from megatron_patches.analysis.early import MAY_DIFFER, SIDE_BY_SIDE, SLIDING, early_table  # noqa: E402
-from megatron_patches.analysis.failures import (  # noqa: E402
-    FILE,
-    Failure,
-    failure_notes,
-    open_failures,
-    read_failures,
-)
+from megatron_patches.analysis.failures import Failure, failure_notes, gaps  # noqa: E402
 from megatron_patches.analysis.jsonl import UsageError  # noqa: E402
 from megatron_patches.analysis.layout import Table  # noqa: E402
 from megatron_patches.analysis.published import (  # noqa: E402
@@ -47,11 +41,7 @@ from megatron_patches.analysis.tables import (  # noqa: E402
     relative_table,
 )
 from megatron_patches.analysis.training_curves import training_table  # noqa: E402
-from megatron_patches.analysis.training_rows import (  # noqa: E402
-    TrainingRow,
-    read_training,
-    training_groups,
-)
+from megatron_patches.analysis.training_rows import read_training, training_groups  # noqa: E402
 
 PUBLISHED = {f"table{number}": f"Table {number}" for number in (3, 5, 6, 9)}
 OF_MODELS = ("training", "reach")
@@ -72,8 +62,9 @@ def make_parser() -> argparse.ArgumentParser:
         "sliding ones of the same models (early-token effect, ALiBi's appendix B); training: losses, "
         "slope at the end and speed of every run, of files of training rows; reach: effective length of "
         "heads, of files of learned kernels; tableN: perplexity, that table of the KERPLE paper, and "
-        "ours beside it with the difference (of perplexities for models of the paper's size and data, "
-        "else relative). Rows of several training lengths, protocols, ... are a table each",
+        "ours beside it with the difference (of perplexities for models of the paper's size, steps, "
+        "tokenizer and data, else relative). Rows of several training lengths, protocols, ... are a "
+        "table each",
     )
     parser.add_argument("--reference", default=REFERENCE, help=f"compare with it ({REFERENCE})")
     parser.add_argument("--format", choices=tuple(FORMATS), default="markdown")
@@ -151,29 +142,16 @@ def model_tables(arguments: argparse.Namespace) -> list[Table]:
         raise UsageError("no rows match the choice of data set, methods and --where")
     if not training:
         return [reach_table(rows)]
-    failed = failed_beside(arguments, read)
+    failed = command.failed_beside(arguments.rows, read, arguments)
     return [
-        with_failures(training_table(group), failed, group[0]) for group in training_groups(rows)
+        with_failures(training_table(group), gaps(failed, group, unit="train"))
+        for group in training_groups(rows)
     ]
 
 
-def failed_beside(arguments: argparse.Namespace, rows: list[Any]) -> list[Failure]:
-    """Steps of the same studies that failed and have no result yet: they have no rows to show."""
-    beside = [path.with_name(FILE) for path in dict.fromkeys(arguments.rows)]
-    there = read_failures(path for path in dict.fromkeys(beside) if path.is_file())
-    return [f for f in open_failures(there, rows) if command.lets_through(f, arguments)]
-
-
-def with_failures(table: Table, failures: list[Failure], row: Row | TrainingRow) -> Table:
-    """The table with a note on each failure that left a gap in it; `row` is one of its rows."""
-    steps = {"train", f"eval {row.protocol} {row.split}"} if isinstance(row, Row) else {"train"}
-    gaps = [
-        item
-        for item in failures
-        if (item.dataset, item.train_length) == (row.dataset, row.train_length)
-        and item.step.partition(" window")[0] in steps
-    ]
-    return replace(table, notes=(*table.notes, *failure_notes(gaps)))
+def with_failures(table: Table, failures: list[Failure]) -> Table:
+    """The table with a note on each failure that left a gap in it."""
+    return replace(table, notes=(*table.notes, *failure_notes(failures)))
 
 
 def without_hashes(header: Iterable[str]) -> tuple[str, ...]:
@@ -199,12 +177,12 @@ def main() -> int:
             wanted = arguments.table in PUBLISHED or arguments.published_dataset is not None
             published = read_published(arguments.published) if wanted else []
             read = read_rows(arguments.rows)
-            failed = failed_beside(arguments, read)
+            failed = command.failed_beside(arguments.rows, read, arguments)
             tables = []
             for of_dataset in command.by_dataset(read, arguments).values():
                 for rows in questions(of_dataset, arguments):
                     first, *others = make_tables(rows, published, arguments)
-                    tables += [with_failures(first, failed, rows[0]), *others]
+                    tables += [with_failures(first, gaps(failed, rows)), *others]
             # Several training lengths stand beside the same published table.
             tables = [t for n, t in enumerate(tables) if t not in tables[:n]]
         if arguments.brief:

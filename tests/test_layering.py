@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -105,6 +106,26 @@ def test_arrows_point_one_way(part: str) -> None:
             if other is not None and other != part and other not in ALLOWED[part]:
                 wrong.append(f"{file.relative_to(ROOT)}:{line} imports {name}")
     assert not wrong, "\n".join(wrong)
+
+
+def test_modules_of_the_analysis_import_in_no_circle() -> None:
+    """Not even for the type checker alone, whose imports are read here as well."""
+    part = "megatron_patches.analysis"
+    modules = {file.stem: file for file in _files(part)}
+    graph = {
+        name: {
+            found.removeprefix(f"{part}.").split(".")[0]
+            for found, _ in _imports(ast.parse(file.read_text(encoding="utf-8")), part)
+            if found.startswith(f"{part}.")
+        }
+        & modules.keys()
+        for name, file in modules.items()
+    }
+    assert "jsonl" in graph["validate"] and "validate" in graph["rows"]
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(f"a circle of imports: {' <- '.join(error.args[1])}")
 
 
 def test_every_package_has_a_rule() -> None:

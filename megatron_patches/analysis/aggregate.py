@@ -24,10 +24,14 @@ READ_WITH = "eval_position_options"  # options of the position method that only 
 
 @dataclass
 class Group:
-    """The rows of one method at one length: by seed, a perplexity or a reason for having none."""
+    """The rows of one method at one length: by seed, a perplexity or a reason for having none.
+
+    ``remarks`` are what rows with a perplexity say of it.
+    """
 
     perplexities: dict[int, float] = field(default_factory=dict)
     problems: dict[int, tuple[str, str]] = field(default_factory=dict)  # status, message
+    remarks: dict[int, str] = field(default_factory=dict)
 
 
 Series = dict[str, dict[int, Group]]  # label -> evaluation length in tokens -> group
@@ -112,6 +116,7 @@ def collect(rows: Iterable[Row], methods: Sequence[str] | None = None) -> Series
         group = series.setdefault(label, {}).setdefault(row.eval_length, Group())
         if row.perplexity is not None:
             group.perplexities[row.seed] = row.perplexity
+            group.remarks |= {row.seed: row.message} if row.message else {}
         else:
             group.problems[row.seed] = (row.status, row.message or "")
     labels = series if methods is not None else sorted(series)
@@ -138,8 +143,9 @@ def provenance(rows: Iterable[Row]) -> list[str]:
         ", ".join(parts),
         f"{size} parameters, trained on {first.train_length} tokens for {first.step} steps, "
         f"seeds {listed(rows, 'seed')}",
-        f"data {shorten(first.data)}, tokenizer {shorten(first.tokenizer)}, engine "
-        f"{listed(rows, 'engine')}, attention {listed(rows, 'attention')}, {first.dtype}",
+        f"engine {listed(rows, 'engine')}, attention {listed(rows, 'attention')}, {first.dtype}",
+        # From here on what only identifies: `--brief` of the tables leaves it out.
+        f"data {shorten(first.data)}, tokenizer {shorten(first.tokenizer)}",
         f"commit {listed(rows, 'git_sha')}",
     ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from megatron_patches.analysis.aggregate import Group
@@ -46,9 +47,17 @@ def short_marks(
     return (notes.mark(f"{count} of {expected} seeds{told}"),)
 
 
+def remark_marks(groups: Iterable[Group | None], notes: Notes) -> tuple[str, ...]:
+    """The marks of what the scored rows of groups say of their numbers, each text once."""
+    texts = {text for group in groups if group is not None for text in group.remarks.values()}
+    return tuple(notes.mark(text) for text in sorted(texts))
+
+
 def group_cell(group: Group | None, length: int, expected: int, notes: Notes) -> Cell:
-    """Mean ± std of the perplexities of one method and length, marked where seeds are missing."""
+    """Mean ± std of the perplexities of one method and length, marked where seeds are missing or rows
+    say something of them."""
     if group is None or not group.perplexities:
         return problem_cell(group, length, notes)
     marks = short_marks(len(group.perplexities), expected, reasons(group, length), notes)
+    marks += remark_marks([group], notes)
     return replace(number_cell(summarize(group.perplexities.values())), marks=marks)

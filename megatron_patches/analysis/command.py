@@ -11,11 +11,13 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from megatron_patches.analysis.failures import FILE, Failure, open_failures, read_failures
 from megatron_patches.analysis.jsonl import UsageError, plain
-from megatron_patches.analysis.rows import Row, RowError
+from megatron_patches.analysis.rows import KernelRow, Row, RowError
 
 _LISTS = {"window_losses", "position_losses", "options"}
 FIELDS = tuple(field.name for field in dataclasses.fields(Row) if field.name not in _LISTS)
+_OF_RUN = {"method", "dataset", "seed", "train_length", "config_sha"}
 
 
 def existing_file(text: str) -> Path:
@@ -75,14 +77,39 @@ def add_file_arguments(parser: argparse.ArgumentParser, *, without: str = "") ->
 
 
 def lets_through(row: Any, arguments: argparse.Namespace) -> bool:
-    """Whether a row of any kind fits --dataset, --methods and those of --where that it has."""
+    """Whether a row of any kind fits --dataset, --methods and those of --where that it has.
+
+    Of a failed step, only the conditions on its run count: its `step` is a title and its `message` that
+    of a command, so those on rows say nothing about it.
+    """
     if arguments.dataset is not None and row.dataset != arguments.dataset:
         return False
     if row.method not in (arguments.methods or [row.method]):
         return False
     return all(
-        str(getattr(row, name)) == value for name, value in arguments.where if hasattr(row, name)
+        str(getattr(row, own)) == value
+        for name, value in arguments.where
+        for own in [_own_field(row, name)]
+        if own is not None and hasattr(row, own)
     )
+
+
+def _own_field(row: Any, name: str) -> str | None:
+    """What the field ``name`` of an evaluated row is called in a row of any kind, None where it has none."""
+    if isinstance(row, Failure):
+        return name if name in _OF_RUN else None
+    if isinstance(row, KernelRow) and name == "parameters":
+        return "model_parameters"  # its `parameters` are those of the kernel
+    return name
+
+
+def failed_beside(
+    paths: Iterable[Path], rows: Iterable[Any], arguments: argparse.Namespace
+) -> list[Failure]:
+    """Steps in failed.jsonl beside result files that fit the choice and have no result among ``rows``."""
+    beside = dict.fromkeys(path.with_name(FILE) for path in paths)
+    there = read_failures(path for path in beside if path.is_file())
+    return [item for item in open_failures(there, rows) if lets_through(item, arguments)]
 
 
 def by_dataset(rows: Iterable[Row], arguments: argparse.Namespace) -> dict[str, list[Row]]:

@@ -32,13 +32,18 @@ CLOSE_UP_RATIO = 4.0
 
 
 def perplexity_figure(
-    rows: Iterable[Row], *, methods: Sequence[str] | None = None, looks: Looks | None = None
+    rows: Iterable[Row],
+    *,
+    methods: Sequence[str] | None = None,
+    looks: Looks | None = None,
+    notes: Sequence[str] = (),
 ) -> Figure:
     """Perplexity against evaluation length, both logarithmic; a band of ± one std over seeds.
 
     Where methods lie far apart, a second panel shows those near the best. A cell without a result
     is a gap, and named at the foot. ``looks`` numbers the labels, so that they look the same in
-    several figures. RowError when the rows may not meet, or none of them has a perplexity.
+    several figures; ``notes`` are further lines of the foot. RowError when the rows may not meet, or
+    none of them has a perplexity.
     """
     import matplotlib
 
@@ -59,7 +64,7 @@ def perplexity_figure(
             _draw_perplexity(axes[1], series, looks, chosen[0].train_length, (0.97 * low, high))
             axes[1].set_title("The same, near the best", pad=16)
         told = [*provenance(chosen), spread_over(seeds), *perplexity_notes(series, seeds)]
-        footer(figure, told)
+        footer(figure, [*told, *notes])
     return figure
 
 

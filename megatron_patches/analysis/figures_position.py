@@ -43,6 +43,7 @@ def position_figure(
     eval_length: int | None = None,
     methods: Sequence[str] | None = None,
     looks: Looks | None = None,
+    notes: Sequence[str] = (),
 ) -> Figure:
     """Mean loss (nats per token) against the position in the window, averaged over seeds.
 
@@ -50,7 +51,8 @@ def position_figure(
     with a sliding attention window) are dashed grey lines with their method's marker, and panels of
     their own show how much higher their loss is. Where methods lie far apart, further panels show
     those near the best. More than MOST_TOGETHER methods have a panel each, near the best, with the
-    others in pale grey. RowError: see ``positions.position_lines``.
+    others in pale grey. ``notes`` are further lines of the foot. RowError: see
+    ``positions.position_lines``.
     """
     import matplotlib
 
@@ -69,7 +71,7 @@ def position_figure(
         foot = [*provenance(own), *_said(lines, own), *position_notes(own, length)]
         if several:
             foot.append(f"dashed upright line: trained on {rows[0].train_length} tokens")
-        footer(figure, foot)
+        footer(figure, [*foot, *notes])
     return figure
 
 

@@ -46,13 +46,15 @@ def training_figure(
     *,
     methods: Sequence[str] | None = None,
     looks: Looks | None = None,
+    notes: Sequence[str] = (),
 ) -> Figure:
     """Training loss (nats per token) as logged against tokens read, its end, and validation loss.
 
     The mean over seeds; bands from the lowest to the highest seed (not in the panel of the end, where
     they would cover the lines). Nothing is smoothed. Where a run ends far above the best, a further
     panel shows those near it, and so do the panels of the end and of validation. Runs that were not
-    completed are named at the foot. RowError when the runs may not meet, or none was completed.
+    completed are named at the foot, where ``notes`` follow. RowError when the runs may not meet, or
+    none was completed.
     """
     import matplotlib
 
@@ -86,7 +88,7 @@ def training_figure(
             _label(axes, near_held_out, looks)
         _label(every[0], curves, looks)
         bands = [BAND] if any(curve.seeds > 1 for curve in curves) else ["one seed: no band"]
-        footer(figure, [*training_header(rows), *bands, *training_notes(rows)])
+        footer(figure, [*training_header(rows), *bands, *training_notes(rows), *notes])
     return figure
 
 

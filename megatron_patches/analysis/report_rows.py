@@ -15,7 +15,7 @@ from megatron_patches.analysis.aggregate import (
     shorten,
 )
 from megatron_patches.analysis.charts import Line, Point, perplexity_chart
-from megatron_patches.analysis.differences import differences_table
+from megatron_patches.analysis.differences_table import differences_table
 from megatron_patches.analysis.figures import spread_over
 from megatron_patches.analysis.layout import Table, format_number
 from megatron_patches.analysis.markup import Markup, Tags, element, paragraphs, table_html

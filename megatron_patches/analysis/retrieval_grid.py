@@ -43,6 +43,11 @@ class Square:
         """The statuses of a square without scores, as in ``refused``."""
         return "/".join(sorted({status for status, _ in self.problems.values()}))
 
+    def seeds_of(self, expected: int) -> str:
+        """``1/3`` where there are scores of fewer seeds than ``expected``, else nothing."""
+        count = len(self.rows)
+        return f"{count}/{expected}" if 0 < count < expected else ""
+
 
 # label -> (length in tokens, depth) -> square
 Grid = dict[str, dict[tuple[int, float], Square]]
@@ -102,6 +107,29 @@ def axes_of(grid: Grid) -> tuple[list[int], list[float]]:
     return sorted({length for length, _ in keys}), sorted({depth for _, depth in keys})
 
 
+def seeds_in(grid: Grid) -> int:
+    """How many seeds there are in a grid, with and without scores."""
+    squares = (square for line in grid.values() for square in line.values())
+    return len({seed for square in squares for seed in (*square.rows, *square.problems)})
+
+
+def short_notes(grid: Grid) -> list[str]:
+    """One line on the squares with scores of fewer seeds than there are; none where all have all."""
+    expected, found = seeds_in(grid), dict[tuple[str, str], dict[int, None]]()
+    for label, line in grid.items():
+        for (length, _), square in sorted(line.items()):
+            if square.seeds_of(expected):
+                told = sorted({f"{status}: {why}" for status, why in square.problems.values()})
+                missing = expected - len(square.rows) - len(square.problems)
+                why = "; ".join([*told, *(["no row"] if missing else [])])
+                found.setdefault((label, why), {})[length] = None
+    cells = [
+        f"{label} at {', '.join(map(str, lengths))} ({why})"
+        for (label, why), lengths in found.items()
+    ]
+    return [f"fewer than {expected} seeds: {'; '.join(cells)}"] if cells else []
+
+
 def decimals_for(values: Iterable[float]) -> int:
     """Decimals for a whole table or figure; gains of small models need the fourth."""
     return 3 if max((abs(value) for value in values), default=0.0) >= 1 else 4
@@ -158,8 +186,8 @@ def retrieval_provenance(rows: Iterable[RetrievalRow]) -> list[str]:
         f"{depths}, {first.samples} questions of {first.answer_tokens} answer tokens a cell",
         f"{size} parameters, trained on {first.train_length} tokens for {first.step} steps, seeds "
         f"{listed('seed')}",
+        f"engine {listed('engine')}, attention {listed('attention')}, {first.dtype}",
         f"data {shorten(first.data)}, tokenizer {shorten(first.tokenizer)}, questions "
-        f"{shorten(first.questions)}, engine {listed('engine')}, attention {listed('attention')}, "
-        f"{first.dtype}",
+        f"{shorten(first.questions)}",
         f"commit {listed('git_sha')}",
     ]

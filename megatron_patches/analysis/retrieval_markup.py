@@ -7,6 +7,7 @@ light and on dark ground, and the cells carry what the page's filters compare.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from megatron_patches.analysis.aggregate import shorten
 from megatron_patches.analysis.jsonl import RowError
@@ -20,7 +21,9 @@ from megatron_patches.analysis.retrieval_grid import (
     collect_retrieval,
     decimals_for,
     questions,
+    seeds_in,
     series_label,
+    short_notes,
     shown,
     title,
 )
@@ -33,7 +36,7 @@ STRONGEST = 0.45  # opacity of the highest value: text of the same ink keeps a c
 VALUE = "gain"
 NOTE = (
     "Depth 0: the needle at the start of the window; 1: right before the question. Darker is more, "
-    "on one scale from 0 for all methods; crossed cells have no score."
+    "on one scale from 0 for all methods; crossed cells have no score. Mean over seeds; *: not over all."
 )
 
 
@@ -76,18 +79,28 @@ def _section(rows: list[RetrievalRow], name: str) -> Markup:
     )
     details = element("details", element("summary", "What was asked"), paragraphs(table.header))
     maps = element("div", *_maps(grid, methods), class_="kernels")
-    return element("section", heading, maps, paragraphs([NOTE]), shown_table, details, **tags)
+    notes = paragraphs([NOTE, *short_notes(grid)])
+    return element("section", heading, maps, notes, shown_table, details, **tags)
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """What all cells have in common: the highest mean, decimals, seeds."""
+
+    top: float
+    places: int
+    seeds: int
 
 
 def _maps(grid: Grid, methods: Mapping[str, str]) -> list[Markup]:
     squares = [square for line in grid.values() for square in line.values()]
     means = [mean for square in squares if (mean := square.mean(VALUE)) is not None]
-    top = max(means, default=0.0)
+    drawn = _Drawn(max(means, default=0.0), decimals_for(means), seeds_in(grid))
     return [
         element(
             "figure",
             element("figcaption", label),
-            _map(label, line, axes_of(grid), top, decimals_for(means)),
+            _map(label, line, axes_of(grid), drawn),
             data_method=methods[label],
             data_variant=label,
         )
@@ -99,8 +112,7 @@ def _map(
     label: str,
     line: Mapping[tuple[int, float], Square],
     ticks: tuple[list[int], list[float]],
-    top: float,
-    places: int,
+    drawn: _Drawn,
 ) -> Markup:
     lengths, depths = ticks
     bottom = TOP + HEIGHT * len(depths)
@@ -112,8 +124,7 @@ def _map(
                 f"{label}, {length} tokens, depth {depth:g}",
                 (x, TOP + HEIGHT * row),
                 line.get((length, depth), Square()),
-                top,
-                places,
+                drawn,
             )
             for row, depth in enumerate(depths)
         ]
@@ -139,14 +150,13 @@ def _cell(
     name: str,
     corner: tuple[float, float],
     square: Square,
-    top: float,
-    places: int,
+    drawn: _Drawn,
 ) -> Markup:
     x, y = corner
     mean = square.mean(VALUE)
     box = {"x": f"{x:.1f}", "y": f"{y:.1f}", "width": str(WIDTH), "height": str(HEIGHT)}
     # Nothing and less than nothing are white: a needle that misleads is told by its number.
-    opacity = STRONGEST * mean / top if mean is not None and mean > 0 else 0.0
+    opacity = STRONGEST * mean / drawn.top if mean is not None and mean > 0 else 0.0
     parts = [element("title", f"{name}: {_tip(square)}")]
     parts.append(element("rect", **box, fill_opacity=f"{opacity:.3f}", class_="grid"))
     if mean is None and square.problems:
@@ -158,7 +168,8 @@ def _cell(
                 "y2": f"{y2:.1f}",
             }
             parts.append(element("line", **ends, class_="grid"))
-    text = shown(mean, places) if mean is not None else square.status or ABSENT
+    text = shown(mean, drawn.places) if mean is not None else square.status or ABSENT
+    text += "*" if square.seeds_of(drawn.seeds) else ""
     parts.append(_text(x + WIDTH / 2, y + HEIGHT / 2 + 4, text))
     return element("g", *parts, tabindex="0", data_value=None if mean is None else repr(mean))
 

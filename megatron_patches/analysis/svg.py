@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from megatron_patches.analysis.markup import Markup, element, join
 
-COLOURS, DASHES = 8, 4  # classes c0 to c7 and d0 to d3 of report.css
+COLOURS, DASHES = 8, 12  # classes c0 to c7 and d0 to d11 of report.css
 WIDE_RANGE = 6.0  # from this ratio on, ticks are powers of ten and their threefold
 LEGEND_PITCH = 18
 Scale = Callable[[float], float]
@@ -31,8 +31,11 @@ KERNEL = Box(width=340, height=250, left=48, right=326, top=14, bottom=206)
 
 
 def look(index: int) -> str:
-    """The classes of colour and dashes; a colour that comes again has other dashes."""
-    turn = index // COLOURS
+    """The classes of colour and dashes, another pair for each of 96 labels.
+
+    The dashes alone tell twelve labels that follow one another apart, for readers of grey print.
+    """
+    turn = index // math.lcm(COLOURS, DASHES)  # after it the same pairs would come again
     return f"c{index % COLOURS} d{(index + turn) % DASHES}"
 
 

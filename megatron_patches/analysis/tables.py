@@ -20,6 +20,7 @@ from megatron_patches.analysis.cells import (
     group_cell,
     problem_cell,
     reasons,
+    remark_marks,
     seed_line,
     short_marks,
 )
@@ -254,7 +255,7 @@ def _own_ratio(
         why = f"no ratio: not scored at the training length with the same seed{''.join(told)}"
         return Cell(ABSENT, marks=(notes.mark(why),))
     causes = sorted({*reasons(group, length), *reasons(base, trained)})
-    marks = short_marks(len(ratios), expected, causes, notes)
+    marks = short_marks(len(ratios), expected, causes, notes) + remark_marks([group, base], notes)
     return replace(ratio_cell(summarize(ratios)), marks=marks)
 
 

@@ -120,9 +120,10 @@ def training_header(rows: Sequence[TrainingRow]) -> list[str]:
     return [
         f"dataset {first.dataset}, {size} parameters, trained on {first.train_length} tokens for "
         f"{first.train_iters} steps ({_tokens(first)} tokens), seeds {listed(rows, 'seed')}",
-        f"data {shorten(first.data)}, tokenizer {shorten(first.tokenizer)}, engine "
-        f"{listed(rows, 'engine')}, commit {listed(rows, 'git_sha')}",
+        f"engine {listed(rows, 'engine')}",
         f"machine: {' / '.join(sorted({row.machine for row in rows}))}",
+        f"data {shorten(first.data)}, tokenizer {shorten(first.tokenizer)}, commit "
+        f"{listed(rows, 'git_sha')}",
     ]
 
 

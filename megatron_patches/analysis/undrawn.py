@@ -1,4 +1,7 @@
-"""What a figure does not draw, and why: a missing point must not look like one nobody asked for."""
+"""What a figure does not draw, and why: a missing point must not look like one nobody asked for.
+
+And what rows say of the points that it draws.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,8 @@ Coverage = Mapping[str, Mapping[int, Point]]  # label -> length in tokens -> poi
 
 
 def perplexity_notes(series: Series, seeds: int) -> list[str]:
-    """Notes on the cells of ``series`` that have no perplexity, or one of fewer than ``seeds``."""
+    """Notes on the cells of ``series`` that have no perplexity, or one of fewer than ``seeds``, and what
+    rows say of the others."""
     lengths = sorted({length for groups in series.values() for length in groups})
     found: dict[str, dict[int, Point]] = {}
     for label, groups in series.items():
@@ -39,11 +43,18 @@ def perplexity_notes(series: Series, seeds: int) -> list[str]:
             )
             for length in lengths
         }
-    return notes(found, seeds)
+    said = {
+        (length, text)
+        for groups in series.values()
+        for length, group in groups.items()
+        for text in group.remarks.values()
+    }
+    return notes(found, seeds) + _remarks(said)
 
 
 def position_notes(rows: Iterable[Row], length: int) -> list[str]:
-    """Notes on labels whose rows of this length have no losses by position, or too few of them."""
+    """Notes on labels whose rows of this length have no losses by position, or too few of them, and what
+    rows say of the others."""
     own = [row for row in rows if row.eval_length == length]
     by_label: dict[str, list[Row]] = {}
     for row in sorted(own, key=series_label):
@@ -56,7 +67,16 @@ def position_notes(rows: Iterable[Row], length: int) -> list[str]:
             for row in without
         )
         found[label] = {length: Point(len(several) - len(without), reasons)}
-    return notes(found, len({row.seed for row in own}))
+    said = {(length, row.message) for row in own if row.position_losses and row.message}
+    return notes(found, len({row.seed for row in own})) + _remarks(said)
+
+
+def _remarks(said: Iterable[tuple[int, str]]) -> list[str]:
+    """A line for each text, with the lengths that it is said of."""
+    lengths: dict[str, list[str]] = {}
+    for length, text in sorted(said):
+        lengths.setdefault(plain(text), []).append(str(length))
+    return [f"at {', '.join(where)}: {text}" for text, where in lengths.items()]
 
 
 def _reason(status: str, message: str, length: int) -> str:

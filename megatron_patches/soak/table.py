@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter
 from typing import Any
 
@@ -32,7 +33,7 @@ def markdown(events: list[dict[str, Any]]) -> str:
     for kind, found in sorted(kinds.items()):
         codes = Counter(event["code"] for event in found)
         told = ", ".join(f"{code} ({count})" for code, count in sorted(codes.items()))
-        seconds = sorted(event["seconds"] for event in found)[len(found) // 2]
+        seconds = statistics.median(event["seconds"] for event in found)
         broken = sum(bool(event["broken"]) for event in found)
         words = kind.replace("_", " ")
         lines.append(f"| {words} | {len(found)} | {told} | {broken} | {seconds:.0f} |")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 from megatron_patches.analysis.failures import FILE
@@ -45,9 +46,10 @@ def script(plan: Plan, cost: Cost) -> str:
         *([] if on_gpus(plan) else ["export OMP_NUM_THREADS=1"]),
         "failed=0",
         "",
-        "# step RUN TITLE COMMAND...: run it; a failure becomes a line of failed.jsonl",
+        "# step RUN TITLE COMMAND...: run it; a failure becomes a line of failed.jsonl, with what $told and",
+        "# $about hold in JSON",
         "step() {",
-        '  local run="$1" title="$2" code',
+        "  local code",
         "  shift 2",
         '  "$PYTHON" "$@" && return 0',
         "  code=$?",
@@ -84,38 +86,48 @@ def _time(cost: Cost) -> list[str]:
 
 
 def _record(plan: Plan) -> str:
-    """printf with the fields of `Failure`. Names of runs and steps need no escaping in JSON."""
+    """printf with the fields of `Failure`; those that may need escaping in JSON have it in the script.
+
+    The command is recorded in full: its lengths tell which rows would answer for the step.
+    """
     logs = shown(plan.study.checkpoint_dir).replace("%", "%%")
     fields = {
-        **{"study": plan.study.name, "run": "%s", "step": "%s", "command": "task %s of job %s"},
-        **{"exit_code": "%d", "message": "see the log", "when": "%s"},
-        "log": f"{logs}/slurm-%s_%s.txt",
+        **{"study": plan.study.name, "exit_code": "%d", "when": "%s"},
+        **{"message": "task %s of job %s: see the log", "log": f"{logs}/slurm-%s_%s.txt"},
     }
-    text = json.dumps(fields).replace('"%d"', "%d").removesuffix("}") + ", %s}"
-    values = ['"$run"', '"$title"', '"$SLURM_ARRAY_TASK_ID"', '"$SLURM_ARRAY_JOB_ID"', '"$code"']
-    values += ['"$(date -u +%Y-%m-%dT%H:%M:%S+00:00)"']
-    values += ['"$SLURM_ARRAY_JOB_ID"', '"$SLURM_ARRAY_TASK_ID"', '"$about"']
+    text = json.dumps(fields).replace('"%d"', "%d").removesuffix("}") + ", %s, %s}"
+    task = ['"$SLURM_ARRAY_TASK_ID"', '"$SLURM_ARRAY_JOB_ID"']
+    values = ['"$code"', '"$(date -u +%Y-%m-%dT%H:%M:%S+00:00)"', *task, *reversed(task)]
+    values += ['"$told"', '"$about"']
     return f"printf {shlex.quote(text)}'\\n' {' '.join(values)}"
 
 
 def _commands(plan: Plan, run: Run) -> list[str]:
     """The run's steps; the evaluations depend on the training, not on each other."""
-    steps = plan.steps(run)
     lines = []
-    for step in steps:
-        words = [run.name, step.title, *step.arguments]
+    for step in plan.steps(run):
         # A training that failed leaves nothing to score, but its failure must be the exit code.
         ending = " || exit 1" if step.trains else " || true"
-        if step.fresh is not None:
-            lines.append("  rm -f " + shlex.quote(step.fresh))
-        lines.append("  step " + shlex.join(words) + ending)
+        command, told = _step(run, step.title, step.arguments, ending)
+        fresh = [] if step.fresh is None else ["  rm -f " + shlex.quote(step.fresh)]
+        lines += [told, *fresh, command]
         if step.trains:
             study = plan.study
-            words = [run.name, "record", "scripts/sweep.py", shown(study.file.resolve())]
+            words = ["scripts/sweep.py", shown(study.file.resolve())]
             words += ["--output", shown(study.output_dir)] if study.moved else []
             words += ["--record", "--only", run.name]
-            lines.append("  step " + shlex.join(words) + " || true")
+            command, told = _step(run, "record", words, " || true")
+            lines += [told, command]
     return lines
+
+
+def _step(run: Run, title: str, arguments: Sequence[str], ending: str) -> tuple[str, str]:
+    """The line of one step, and the one of what failed.jsonl would say of it."""
+    told = {"run": run.name, "step": title, "command": shlex.join(["python", *arguments])}
+    return (
+        f"  step {shlex.join([run.name, title, *arguments])}{ending}",
+        f"  told={shlex.quote(json.dumps(told).strip('{}'))}",
+    )
 
 
 def write_script(plan: Plan, cost: Cost, path: Path) -> None:

@@ -41,7 +41,8 @@ def test_table3_prints_ours_published_and_trend(rows: Path) -> None:
 
 def test_table3_of_the_papers_size_has_the_difference_of_perplexities(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
-    size = {"dataset": "openwebtext2", "parameters": 162_000_000}
+    size = {"dataset": "openwebtext2", "parameters": 162_000_000, "step": 50_000}
+    size |= {"tokenizer": "c9c1848c204159d7"}
     append_rows(path, [make("kerple_log", 1, n, p, **size) for n, p in ((512, 24.4), (1024, 22.5))])
     done = run("tables", path, "--table", "table3")
     assert (done.returncode, done.stderr) == (0, "")
@@ -54,7 +55,9 @@ def test_table3_of_the_papers_size_has_the_difference_of_perplexities(tmp_path: 
     ]
     assert "| kerple_log, difference | +0.5 | +0.5 |" in done.stdout
     part = done.stdout.split(titles[2])[1]
-    assert "data data-1, tokenizer tok-1" in part and "configs kerple_log kerple_log1" in part
+    assert (
+        "data data-1, tokenizer c9c1848c2041" in part and "configs kerple_log kerple_log1" in part
+    )
 
 
 def test_tables_keep_questions_apart(tmp_path: Path) -> None:
@@ -81,6 +84,17 @@ def test_tables_keep_questions_apart(tmp_path: Path) -> None:
     append_rows(path, [make("alibi", 1, 512, 21.0, config_sha="other")])
     clash = run("tables", path)
     assert clash.returncode == 1 and "results of two configurations" in clash.stderr
+
+
+def test_brief_keeps_what_was_measured_with(rows: Path, tmp_path: Path) -> None:
+    brief, whole = (run("tables", rows, *words).stdout for words in (["--brief"], []))
+    assert "engine standalone, attention chunked, float32" in brief
+    gone = set(whole.splitlines()) - set(brief.splitlines())
+    assert {line.split()[0] for line in gone} == {"data", "commit", "configs"}
+    runs = tmp_path / "training.jsonl"
+    append_training(runs, [training("alibi", 1)])
+    text = run("tables", runs, "--table", "training", "--brief").stdout
+    assert "\nengine standalone  \nmachine: a CPU, 2 cores" in text and "tok-1" not in text
 
 
 def test_brief_keeps_the_hashes_that_alone_tell_tables_apart(rows: Path) -> None:

@@ -8,7 +8,8 @@ import pytest
 from analysis_rows import fields, make, study
 
 from megatron_patches.analysis.aggregate import collect, configurations, provenance
-from megatron_patches.analysis.differences import differences, differences_table
+from megatron_patches.analysis.differences import differences
+from megatron_patches.analysis.differences_table import differences_table
 from megatron_patches.analysis.figures import perplexity_figure
 from megatron_patches.analysis.figures_position import position_figure
 from megatron_patches.analysis.positions import position_lines

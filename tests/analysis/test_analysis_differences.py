@@ -13,7 +13,8 @@ import pytest
 from analysis_rows import fields, make, study
 from scipy import stats
 
-from megatron_patches.analysis.differences import differences, differences_table
+from megatron_patches.analysis.differences import differences
+from megatron_patches.analysis.differences_table import differences_table
 from megatron_patches.analysis.render import to_csv, to_latex, to_markdown
 from megatron_patches.analysis.rows import Row, RowError, latest_rows, read_rows
 from megatron_patches.analysis.statistics import (
@@ -129,6 +130,40 @@ def test_windows_drawn_by_the_seed_keep_one_seed() -> None:
     longer = {"eval_length": 2048, "stride": 2048, "tokens": 4096}
     more = [*rows, *(dataclasses.replace(row, **longer) for row in rows)]
     assert [d.blocks for d in differences(more)] == [2, 2]
+
+
+PASSES = "the split fills fewer than 320 windows: 4 shuffled passes over it"
+
+
+@pytest.mark.parametrize("noted", [0, 1, 5])
+def test_windows_that_share_text_have_no_statistics_over_text(noted: int) -> None:
+    """Ten passes over a text would look like ten texts: whichever row says so, there is no interval."""
+    rows = [dataclasses.replace(row, protocol="paper") for row in three_seeds()]
+    rows[noted] = dataclasses.replace(rows[noted], message=PASSES)
+    (found,) = differences(rows)
+    assert (found.interval, found.text, found.blocks) == (None, None, 0)
+    # What it says over seeds stays.
+    assert found.test.difference == pytest.approx(0.2) and found.spread == pytest.approx(0.1)
+    table = differences_table(rows)
+    ((_, cells),) = table.rows
+    notes = dict(note.split(" ", 1) for note in table.notes if note.startswith("["))
+    assert [cells[column].text for column in (6, 8)] == ["–", "–"]
+    for column in (6, 8):
+        (mark,) = cells[column].marks
+        assert "no independent draws: no statistics over text" in notes[mark]
+    assert [notes[mark] for mark in cells[0].marks] == [PASSES]
+    assert not any(note.startswith("over text") for note in table.notes)
+
+
+def test_an_interval_of_windows_of_ten_passes_would_be_far_too_narrow() -> None:
+    """Why: 526 values of text, cut ten times into 32 windows of 16 after a shuffle."""
+    draw, hits = np.random.default_rng(0), 0
+    for _ in range(40):
+        text = draw.normal(size=526)
+        passes = [draw.permutation(text)[:512].reshape(32, 16).mean(1) for _ in range(10)]
+        low, high = bootstrap_interval(list(np.concatenate(passes)), [0.0] * 320)
+        hits += low < 0 < high
+    assert hits / 40 < 0.7  # of 95%
 
 
 def test_one_block_of_text_has_no_interval() -> None:

@@ -14,7 +14,9 @@ from megatron_patches.analysis.figures_kernels import kernel_figure
 from megatron_patches.analysis.figures_position import position_figure
 from megatron_patches.analysis.figures_reach import reach_figure
 from megatron_patches.analysis.looks import numbered
+from megatron_patches.analysis.report import report
 from megatron_patches.analysis.rows import Row, RowError
+from megatron_patches.analysis.sections import Source
 from megatron_patches.analysis.style import line_style, save, spread
 
 
@@ -43,6 +45,21 @@ def test_a_hole_is_a_gap_and_named() -> None:
     assert "not drawn: alibi at 1024 (failed: out of memory)" in told
     assert "none at 512 (failed: lost)" in told and "rotary at 1024, 2048 (no row)" in told
     assert "fewer seeds: kerple_log at 2048: 2 of 3 seeds (failed: out of memory)" in told
+
+
+def test_what_scored_rows_say_stands_at_the_foot_and_in_the_report() -> None:
+    passes = "4 shuffled passes over it"
+    losses = {"position_losses": [math.log(20.0)] * 4}
+    rows = [
+        make("alibi", seed, n, 20.0, message=passes if n > 512 else None, **losses)
+        for seed in (1, 2)
+        for n in (512, 1024, 2048)
+    ]
+    assert f"at 1024, 2048: {passes}" in figure_text(perplexity_figure(rows))
+    assert f"at 1024: {passes}" in figure_text(position_figure(rows, eval_length=1024))
+    assert passes not in figure_text(position_figure(rows, eval_length=512))
+    page = report([Source("rows", rows)])
+    assert f"at 1024, 2048: {passes}" in page and f"[1] {passes}" in page
 
 
 def test_ticks_of_exploding_methods_and_room_for_the_foot() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -207,8 +208,16 @@ def test_ticks(low: float, high: float, expected: list[float]) -> None:
 
 
 def test_lines_of_a_chart_look_different() -> None:
-    styles = {Line("label", "method", index, ()).style for index in range(32)}
-    assert len(styles) == 32
+    styles = [Line("label", "method", index, ()).style for index in range(96)]
+    assert len(set(styles)) == 96
+    # In grey print the dashes are what is left.
+    dashes = [style.split()[1] for style in styles]
+    assert all(len(set(dashes[first : first + 12])) == 12 for first in range(0, 96, 12))
+    css = (ROOT / "megatron_patches/analysis/report.css").read_text()
+    found = re.findall(r"^\.(d\d+) \{ --dash: ([^;]+); --far: ([^;]+); \}$", css, re.MULTILINE)
+    assert {name for name, *_ in found} == set(dashes)
+    assert len({pattern for _, *two in found for pattern in two}) == 24
+    assert all(f".{style.split()[0]} {{ --own:" in css for style in styles)
 
 
 def test_sections_keep_apart_what_may_not_meet() -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from retrieval_row_cases import make, study
 
+from megatron_patches.analysis.failures import Failure, append_failures
 from megatron_patches.analysis.heatmap import heat_map
 from megatron_patches.analysis.jsonl import RowError
 from megatron_patches.analysis.render import to_csv, to_latex, to_markdown
@@ -137,6 +138,41 @@ def test_cells_without_scores_are_hatched_and_named() -> None:
     absent = heat_map(rows).axes[0]
     assert {t.get_text() for t in absent.texts if t.get_position()[1] == 1} == {"–"}
     assert not any(p.get_hatch() for p in absent.patches)
+
+
+def with_two_seeds_short():
+    """Of alibi at 512 and depth 1, seed 1 is left: gain 2; seed 2 failed, of seed 3 there is no row."""
+    cell = ("alibi", 512, 1.0)
+    rows = [r for r in study() if (r.method, r.eval_length, r.depth) != cell or r.seed == 1]
+    return [*rows, make("alibi", 2, 512, 1.0, None, status="failed", message="out of memory")]
+
+
+def test_a_mean_over_some_seeds_says_so() -> None:
+    figure = heat_map(with_two_seeds_short(), notes=["failed: a step"])
+    texts = {t.get_position(): t.get_text() for t in figure.axes[0].texts}
+    assert texts == {(0, 0): "2.000", (0, 1): "2.000\n1/3", (1, 0): "0.000", (1, 1): "2.000"}
+    foot = figure.texts[-1].get_text().replace("\n", " ")
+    assert "fewer than 3 seeds: alibi at 512 (failed: out of memory; no row)" in foot
+    assert foot.endswith("failed: a step")
+    assert "fewer than" not in heat_map(study()).texts[-1].get_text()
+
+
+def test_a_mean_over_some_seeds_says_so_in_the_report() -> None:
+    page = str(retrieval_markup(with_two_seeds_short()))
+    assert page.count("2.000*</text>") == 1 and page.count("*</text>") == 1
+    assert "fewer than 3 seeds: alibi at 512 (failed: out of memory; no row)" in page
+    assert "*</text>" not in str(retrieval_markup(study()))
+
+
+def test_the_command_names_failures(rows: Path, tmp_path, capsys, monkeypatch) -> None:
+    words = {"study": "toy", "command": "python x.py", "exit_code": 1, "message": "no", "log": "l"}
+    run_of = {"method": "rotary", "dataset": "books", "seed": 2, "train_length": 512}
+    words |= {**run_of, "config_sha": "feed", "when": "w", "run": "rotary-books-2"}
+    steps = ["retrieval valid window 8", "eval nonoverlap valid", "retrieval test", "train"]
+    append_failures(tmp_path / "failed.jsonl", [Failure(step=step, **words) for step in steps])
+    code, text, _ = run(capsys, monkeypatch, rows, "--tasks", "copy")
+    named = [line.split(", ")[1] for line in text.splitlines() if line.startswith("failed: ")]
+    assert (code, [name.split(":")[0] for name in named]) == (0, [steps[0], steps[3]])
 
 
 def test_shares_have_a_scale_of_their_own() -> None:

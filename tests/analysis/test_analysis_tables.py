@@ -5,13 +5,21 @@ from __future__ import annotations
 import csv
 import io
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from analysis_rows import fields, make, study
 
-from megatron_patches.analysis.comparison import comparison_table, parameters_of
+from data_prep.tokenizer import GPT2_FINGERPRINT
+from megatron_patches.analysis.comparison import (
+    GPT2,
+    comparison_table,
+    parameters_of,
+    same_question,
+    unlike,
+)
 from megatron_patches.analysis.layout import decimals, format_number
 from megatron_patches.analysis.published import read_published
 from megatron_patches.analysis.render import to_csv, to_latex, to_markdown
@@ -30,7 +38,8 @@ GOLDEN = """\
 
 dataset books, protocol nonoverlap, split valid, stride = window, 2,048 tokens in 4 / 2 / 1 windows  
 1,000 parameters, trained on 512 tokens for 100 steps, seeds 1 2 3  
-data data-1, tokenizer tok-1, engine standalone, attention chunked, float32  
+engine standalone, attention chunked, float32  
+data data-1, tokenizer tok-1  
 commit abc123  
 configs alibi alibi1 alibi2 alibi3; kerple_log kerple_log1 kerple_log2 kerple_log3; learned learned1 learned2 learned3  
 mean ± standard deviation (n - 1) over 3 seeds
@@ -218,6 +227,23 @@ def test_relative_cells_share_their_decimals() -> None:
     assert table.header[-1] == "mean ± standard deviation (n - 1) over 2 seeds"
 
 
+def test_what_scored_rows_say_is_a_footnote() -> None:
+    """Of every number made of such a row, also of a ratio to one."""
+    passes = "the split fills fewer than 320 windows: 4 shuffled passes over it"
+    rows = [
+        make(m, 1, n, 20.0, message=passes if (m, n) in said else None)
+        for m in ("alibi", "rotary")
+        for n in (512, 1024)
+        for said in [{("alibi", 512), ("rotary", 1024)}]
+    ]
+    for table, marked in (
+        (extrapolation_table(rows), [[True, False], [False, True]]),
+        (relative_table(rows), [[True, True], [False, True]]),
+    ):
+        assert [[bool(cell.marks) for cell in cells] for _, cells in table.rows] == marked
+        assert table.notes[-1] == f"[1] {passes}"
+
+
 def test_relative_cells_say_what_is_missing() -> None:
     out = {"status": "failed", "message": "out of memory"}
     rows = [row for row in study() if (row.method, row.eval_length, row.seed) != ("alibi", 2048, 3)]
@@ -240,8 +266,9 @@ def test_relative_cells_say_what_is_missing() -> None:
 
 
 def like_the_papers(**changes: object) -> list[Row]:
-    """Two methods on the paper's data set, of its size and training length."""
-    size = {"dataset": "openwebtext2", "parameters": 170_000_000, **changes}
+    """Two methods trained as the paper's on its data set, of its size, tokenizer and training length."""
+    size = {"dataset": "openwebtext2", "parameters": 170_000_000, "step": 50_000}
+    size |= {"tokenizer": GPT2_FINGERPRINT, **changes}
     values = {"kerple_log": {512: (23.5, 24.1), 1024: (22.3, 22.5)}, "none": {512: (25.0, 26.0)}}
     return [
         make(method, seed, length, value, **size)
@@ -266,19 +293,31 @@ def test_ours_beside_the_papers_with_the_difference() -> None:
     apart = cells["kerple_log, difference"]
     assert [cell.text for cell in apart] == ["-0.1", "+0.4", "–", "–", "–", "–"]
     assert apart[0].mean == pytest.approx((23.5 + 24.1) / 2 - 23.9, rel=1e-9)
-    assert any(line.startswith("data data-1, tokenizer tok-1") for line in table.header)
+    assert any(line.startswith("data data-1, tokenizer c9c1848c2041") for line in table.header)
     assert any(line.startswith("published: 162M parameters") for line in table.header)
 
 
 @pytest.mark.parametrize(
-    "unlike", [{"dataset": "code"}, {"parameters": 860_000}, {"train_length": 256}]
+    ("unlike", "told"),
+    [
+        ({"dataset": "code"}, "data set code, theirs openwebtext2"),
+        ({"parameters": 860_000}, "860,000 parameters, theirs 162M"),
+        ({"train_length": 256}, "trained on 256 tokens, theirs 512"),
+        ({"tokenizer": "bytes"}, "tokenizer bytes, theirs c9c1848c204159d7 (GPT-2's)"),
+        ({"step": 10}, "10 training steps, theirs 50,000"),
+        ({"step": 45_000}, "45,000 training steps, theirs 50,000"),
+        ({"step": 150_000}, "150,000 training steps, theirs 50,000"),
+        (
+            {"tokenizer": "bytes", "step": 0},
+            "tokenizer bytes, theirs c9c1848c204159d7 (GPT-2's); 0 training steps, theirs 50,000",
+        ),
+    ],
 )
-def test_unlike_models_are_compared_by_their_trend(unlike: dict) -> None:
+def test_unlike_models_are_compared_by_their_trend(unlike: dict, told: str) -> None:
     published = published_rows(read_published(PUBLISHED), "Table 3", "openwebtext2")
     rows = like_the_papers(**unlike)
     if "train_length" in unlike:
-        rows += [make("kerple_log", 1, 256, 30.0, **{"dataset": "openwebtext2", **unlike,
-                      "parameters": 170_000_000})]  # fmt: skip
+        rows += [replace(rows[0], eval_length=256, stride=256)]
     table = comparison_table(rows, published, methods=["kerple_log"])
     assert table.title.startswith("Perplexity relative to that at the training length")
     cells = dict(table.rows)
@@ -287,7 +326,28 @@ def test_unlike_models_are_compared_by_their_trend(unlike: dict) -> None:
         ours = (22.3 / 23.5 + 22.5 / 24.1) / 2
         assert cells["kerple_log, difference"][1].mean == pytest.approx(ours - 22.0 / 23.9)
         assert cells["kerple_log, difference"][1].text == f"{ours - 22.0 / 23.9:+.3f}"
-    assert "only the trend" in table.notes[0]
+    assert "only the trend" in table.notes[0] and table.notes[1] == f"Here: {told}."
+
+
+def test_the_papers_steps_and_tokenizer() -> None:
+    """Table 9 holds two models; papers whose training is not known here are compared by their trend."""
+    rows = read_published(PUBLISHED)
+    long, large = (
+        published_rows(rows, "Table 9", "github", train_length=length) for length in (1024, 512)
+    )
+    assert same_question(like_the_papers(dataset="github", train_length=1024), long)
+    ours = {"parameters": 1_400_000_000, "dataset": "github", "step": 150_000}
+    assert same_question(like_the_papers(**ours), large)
+    assert not same_question(like_the_papers(**{**ours, "step": 50_000}), large)
+    assert same_question(
+        like_the_papers(step=46_000), published_rows(rows, "Table 3", "openwebtext2")
+    )
+    words = published_rows(rows, "Table 2", "wikitext103", paper="ALiBi")
+    ours = {"parameters": 247_000_000, "dataset": "wikitext103"}
+    assert unlike(like_the_papers(**ours), words) == [
+        "tokenizer and training steps of ALiBi, Table 2 are not known"
+    ]
+    assert GPT2 == GPT2_FINGERPRINT
 
 
 def test_sizes_of_published_models() -> None:

@@ -78,6 +78,19 @@ def test_from_the_first_fault_to_the_end(tmp_path, monkeypatch):
     assert "The disk could not be filled: not in this test." in shown
 
 
+def test_the_median_of_an_even_number_lies_between_the_middle_two():
+    begin = {"event": "begin", "iterations": 9, "processes": 1, "accumulation": 1}
+    begin |= {"save_every": 3, "seed": 1, "no_disk": None}
+    fault = {"event": "fault", "code": 1, "broken": []}
+    faults = [fault | {"fault": "warn", "seconds": s} for s in (30.0, 10.0, 20.0, 90.0)]
+    faults += [fault | {"fault": "kill_all", "seconds": s} for s in (7.0, 1.0, 3.0)]
+    end = {"event": "end", "minutes": 1, "rows_equal": 9, "numbers_equal": 9, "iterations": 9}
+    end |= {"without_faults_from": 5}
+    shown = table.markdown([begin, *faults, end])
+    assert "| warn | 4 | 1 (4) | 0 | 25 |" in shown
+    assert "| kill all | 3 | 1 (3) | 0 | 3 |" in shown
+
+
 # ---- broken promises -------------------------------------------------------------------------
 
 

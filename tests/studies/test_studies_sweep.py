@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -209,6 +210,17 @@ def test_slurm_script_runs_the_exact_commands(tmp_path):
     ):
         assert (item.config_sha, item.seed) == (run.sha, run.config.seed)
         assert (item.method, item.dataset, item.train_length) == ("alibi", "text", 16)
+    assert [f["message"] for f in found] == [
+        "task 1 of job 7: see the log",
+        "task 0 of job 7: see the log",
+    ]
+    # As a sweep records it, so that its lengths are known.
+    train, evaluate = plan.steps(plan.runs[1])[0], plan.steps(plan.runs[0])[1]
+    assert [f["command"] for f in found] == [
+        shlex.join(["python", *step.arguments]) for step in (train, evaluate)
+    ]
+    assert found[1]["command"].endswith(" --lengths 16 32")
+    assert [f["log"] for f in found] == [f"{tmp_path}/runs/slurm-7_{task}.txt" for task in (1, 0)]
     assert [(f["run"], f["step"], f["exit_code"]) for f in found] == [
         ("alibi-text-2", "train", 2),
         ("alibi-text-1", "eval nonoverlap valid", 2),
