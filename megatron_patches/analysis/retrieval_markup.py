@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from megatron_patches.analysis.aggregate import shorten
+from megatron_patches.analysis.aggregate import series_label, shorten
 from megatron_patches.analysis.jsonl import RowError
 from megatron_patches.analysis.layout import ABSENT
 from megatron_patches.analysis.markup import Markup, element, join, paragraphs, table_html
@@ -22,7 +22,6 @@ from megatron_patches.analysis.retrieval_grid import (
     decimals_for,
     questions,
     seeds_in,
-    series_label,
     short_notes,
     shown,
     title,

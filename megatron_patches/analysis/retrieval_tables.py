@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from megatron_patches.analysis.aggregate import shorten
+from megatron_patches.analysis.aggregate import series_label, shorten
 from megatron_patches.analysis.layout import ABSENT, Cell, Notes, Table
 from megatron_patches.analysis.retrieval_grid import (
     VALUES,
@@ -16,7 +16,6 @@ from megatron_patches.analysis.retrieval_grid import (
     half_interval,
     over_depths,
     retrieval_provenance,
-    series_label,
     shown,
     title,
 )

@@ -97,13 +97,15 @@ def footer(figure: Figure, lines: Sequence[str]) -> None:
 
     The figure grows by what the lines need; call it last.
     """
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
     width, height = (float(value) for value in figure.get_size_inches())
     # 0.53 em is the mean width of a letter of such lines, rounded up.
     columns = int(width * 72 / (0.53 * FOOT_SIZE))
     shown = [part for line in lines for part in textwrap.wrap(line, columns)]
     foot = FOOT_LINE * len(shown) + 0.08
     engine = figure.get_layout_engine()
-    if engine is not None:
+    if isinstance(engine, ConstrainedLayoutEngine):
         tall = height + foot
         figure.set_size_inches(width, tall)
         engine.set(rect=(0, foot / tall, 1, 1 - foot / tall))
