@@ -12,7 +12,7 @@ setup: $(STAMP)
 # torch first and alone: with it in place, nothing else looks for another build of it.
 $(STAMP): pyproject.toml constraints.txt
 	@echo "making the environment $(VENV): a minute or two, longer where torch must be downloaded"
-	$(PYTHON) -c 'import sys; sys.version_info >= (3, 10) or sys.exit("Python 3.10 or newer is needed")'
+	$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Python 3.11 or newer is needed")'
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
 	$(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[train,dev]'

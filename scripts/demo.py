@@ -244,7 +244,7 @@ def expected_split(demo: Demo, found: list[rows.Row], trend: list) -> tuple[str,
     return f"{text}\n{claim}: {'yes' if right else 'NO'}.", right
 
 
-def main() -> int:
+def make_parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -253,13 +253,22 @@ def main() -> int:
     made.add_argument("--seed", type=whole(0), default=1234)
     made.add_argument("--lengths", type=whole(1), nargs="+", default=LENGTHS)
     made.add_argument("--tokens", type=whole(2), default=131073, help="held-out tokens (131073)")
-    made.add_argument("--output", type=Path, default=ROOT / "results" / "demo")
+    made.add_argument(
+        "--output",
+        type=Path,
+        default=ROOT / "results" / "my_demo",
+        help="folder of rows, table and figures (results/my_demo, which git ignores)",
+    )
     made.add_argument(
         "--jobs", type=whole(1), default=min(2, os.cpu_count() or 1), help="runs at a time"
     )
     made.add_argument("--fresh", action="store_true", help="forget earlier demo runs first")
     made.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    options = made.parse_args()
+    return made
+
+
+def main() -> int:
+    options = make_parser().parse_args()
     demo = Demo(
         methods=tuple(options.methods),
         steps=options.steps,

@@ -116,7 +116,7 @@ def write_records(
         "name": released.name,
         "archive": archive.resolve().name,
         "sha256": arrived.sha256,
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "step": arrived.selection.step,
         "files": dict(sorted(arrived.hashes.items())),
         "left_out": list(arrived.selection.left_out),

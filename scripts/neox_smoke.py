@@ -2,7 +2,8 @@
 
 All runs of a method start from the same weights and read the same samples: the standalone engine, NeoX
 with one process, with layers of type `attend`, with 2 tensor-parallel shards, 2 pipeline stages and 2
-data-parallel processes. Everything runs on the CPU. The exit code is 1 where a run fails or differs.
+data-parallel processes. Everything runs on the CPU. The exit code is 1 where a run fails, or differs
+by more than 1e-5 (CoPE: 1e-4, for the reason that is printed).
 
 Example: NEOX_HOME=~/gpt-neox python scripts/neox_smoke.py --methods kerple_log alibi
 """
@@ -17,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +36,10 @@ DATA = ROOT / "tests" / "goldens" / "neox_data"
 # Begins the answer of the suite where GPT-NeoX could not carry a method; such a cell says `refused`.
 LOSES = "this configuration would lose its position method"
 TOLERANCE = 1e-5  # relative, of each step's loss and gradient norm; all arithmetic is float32
+# Methods that are allowed more, and why.
+LOOSER = {
+    "cope": (1e-4, "its gradients jump where rounding moves a count past a whole number"),
+}
 BASE: dict[str, Any] = {
     "num_layers": 2,
     "hidden_size": 64,
@@ -102,7 +108,8 @@ class Outcome:
     def right(self) -> bool:
         if self.refused:
             return True
-        return not self.error and self.difference is not None and self.difference <= TOLERANCE
+        allowed, _ = LOOSER.get(self.method, (TOLERANCE, ""))
+        return not self.error and self.difference is not None and self.difference <= allowed
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -153,6 +160,7 @@ def run(options: argparse.Namespace) -> int:
         if kept is None:
             shutil.rmtree(folder)
     print("\n" + table(outcomes))
+    print("\n" + allowances(options.methods))
     for outcome in outcomes:
         if outcome.refused or not outcome.right:
             print(f"{outcome.method}, {outcome.way}: {outcome.error or 'differs'}", file=sys.stderr)
@@ -252,6 +260,17 @@ def append(path: Path, outcomes: list[Outcome], commit: str) -> None:
         for outcome in outcomes:
             about = {"neox_commit": commit, "git_sha": git_sha(), **asdict(outcome)}
             file.write(json.dumps(about) + "\n")
+
+
+def allowances(methods: Sequence[str]) -> str:
+    """How far the ways may lie apart; of the methods that are allowed more, why."""
+    told = [f"allowed: {TOLERANCE:.0e}"]
+    told += [
+        f"{name}: {much:.0e}, because {why}"
+        for name, (much, why) in LOOSER.items()
+        if name in methods
+    ]
+    return "\n".join(told)
 
 
 def line(outcomes: list[Outcome]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import math
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -45,6 +46,13 @@ def cell(method: str, length: int, cut: str) -> Row:
 
 def rows(cut: str, *lengths: int) -> list[Row]:
     return [cell(method, length, cut) for method in ("alibi", "rotary") for length in lengths]
+
+
+def test_it_writes_where_git_looks_away_by_default(demo):
+    """The rows under results/demo are what the README shows: only who asks for it replaces them."""
+    output = demo.make_parser().parse_args([]).output
+    ignored = ["git", "check-ignore", "-q", str(output / "rows.jsonl")]
+    assert subprocess.run(ignored, cwd=SCRIPT.parent).returncode == 0
 
 
 def test_rows_of_other_lengths_or_tokens_do_not_stand_in(demo):

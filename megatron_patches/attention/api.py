@@ -40,9 +40,10 @@ def attend(
     Args:
         q: queries `[batch, heads, queries, head_dim]`, float16, bfloat16, float32 or float64.
         k, v: keys and values `[batch, heads, keys, head_dim]`, dtype and device of `q`.
-        method: a `PositionMethod` built for the same number of heads. Its `transform` (rotary) is
-            applied here, its `bias` is added to the scaled scores, its `weight` multiplies them.
-            `embed` methods act on the input of the model, so they add nothing here.
+        method: what `megatron_patches.positions.build` made for the same number of heads, not its
+            name. Its `transform` (rotary) is applied here, its `bias` is added to the scaled scores,
+            its `weight` multiplies them. `embed` methods act on the input of the model, so they add
+            nothing here.
         impl: `reference` (dense, the oracle), `chunked` (linear memory), `flex` or `triton`
             (compiled), or `auto`. A named implementation runs or raises; it is never replaced.
         query_offset: position of the first query among the keys. Default: the queries are the last
@@ -65,6 +66,7 @@ def attend(
         probabilities to the dtype of `v` before it multiplies them.
 
     Raises:
+        TypeError: `method` is no `PositionMethod`.
         ValueError: shapes, dtypes, devices, head counts or lengths that do not fit; a length beyond
             what the method can read; an implementation that does not exist or cannot do this.
 
@@ -114,6 +116,12 @@ def _check(
     key_padding_mask: Tensor | None,
     eps: float,
 ) -> Problem:
+    if not isinstance(method, PositionMethod):
+        named = repr(method) if isinstance(method, str) else "NAME"
+        raise TypeError(
+            f"method must be a position method, not {_kind(method)}: pass megatron_patches.positions."
+            f"build({named}, heads=..., head_dim=..., hidden_size=...)"
+        )
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if tensor.dim() != 4:
             raise ValueError(

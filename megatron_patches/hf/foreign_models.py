@@ -74,7 +74,8 @@ def use_positions(
     Returns the methods. Call their `project_` after each optimizer step.
 
     Raises ValueError, with the model unchanged: it has a method already, or a setting under which the
-    method would be wrong or without effect (named); the name, option or size does not exist.
+    method would be wrong or without effect (named); the name, option or size does not exist; the method
+    needs more than the scores of attention (gates, token embeddings, turned queries and keys).
 
     >>> import torch, transformers
     >>> sizes = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=1, vocab_size=50)
@@ -175,10 +176,9 @@ def _build(
         return method.to(next(model.parameters()).device)
 
     method = make(0)
-    if method.place == "embedding" or method.transforms:
-        raise ValueError(
-            f"{method.name} does not act on the scores of attention; nothing to do here"
-        )
+    reason = _elsewhere(method)
+    if reason is not None:
+        raise ValueError(f"{method.name} {reason}: it cannot be put into a model of transformers")
     sharing = sharing or method.sharing
     if sharing not in ("model", "layer"):
         raise ValueError(f"sharing is {sharing!r}, not 'model' or 'layer'")
@@ -188,6 +188,17 @@ def _build(
     if len(scales) > 1:
         raise ValueError(f"the layers scale their scores differently ({scales}): sharing='layer'")
     return PositionMethods([method])
+
+
+def _elsewhere(method: PositionMethod) -> str | None:
+    """What the method needs besides the scores of attention, which are all that it is given here."""
+    if method.gated:
+        return "makes gates of a layer's input, which transformers does not hand to its attention"
+    if method.place == "embedding":
+        return "acts on the token embeddings, not in attention"
+    if method.transforms:
+        return "turns queries and keys, which is left to a model's own rotary embedding"
+    return None
 
 
 def _take_over(model: Any) -> None:

@@ -12,9 +12,10 @@ from megatron_patches.neox import position
 from megatron_patches.positions import PositionMethod
 
 GLOBAL = "global"
-# Layers of this type attend with `megatron_patches.attention.attend`: linear memory, any method.
+# Layers of this type attend with `megatron_patches.attention.attend`: linear memory, and methods that
+# turn queries and keys or rewrite scores. Gates and places by the length of the text remain refused.
 ATTEND = "attend"
-HINT = "write attention_config: [[[attend], all]], which carries every method"
+HINT = "write attention_config: [[[attend], all]]"
 # What NeoX's flash branch hands to the kernel: this method's slopes, and rotated queries and keys.
 FLASH_CARRIES = frozenset({"alibi"})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ def tokenizer_size(config: Config) -> int:
     prepared = _prepared_tokenizer(config)
     if prepared is None and configured is None:
         raise ConfigError(
-            "the vocabulary is unknown: prepare the data first (python -m data_prep --help), give "
+            f"the vocabulary is unknown: prepare the data first ({prepare_command(config)}), give "
             "`vocab_file`, or set `padded_vocab_size`"
         )
     if prepared is None:
@@ -40,6 +41,20 @@ def tokenizer_size(config: Config) -> int:
             f"(fingerprint {configured[0]}): prepare the data again or correct the path"
         )
     return size
+
+
+def prepare_command(config: Config) -> str:
+    """What makes the configured text, or says where it can be had; of unknown text, what explains all."""
+    from data_prep import corpora  # not at the start of every run: it takes half a second
+
+    # The parts of a data set lie in one folder, named after themselves.
+    folders = {Path(prefix).parent for prefix in config.train_data_paths or ()}
+    if config.dataset not in corpora.names() or len(folders) != 1:
+        return "python -m data_prep --help"
+    command = f"python -m data_prep {config.dataset}"
+    if isinstance(corpora.get(config.dataset), corpora.PublishedCorpus):
+        return command
+    return f"{command} --output {shlex.quote(str(folders.pop()))}"
 
 
 def _configured_tokenizer(config: Config) -> tuple[str, int] | None:

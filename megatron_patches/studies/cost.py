@@ -18,7 +18,7 @@ from megatron_patches.studies.plan import Plan
 from megatron_patches.studies.questions import ROWS_A_CELL, Eval
 from megatron_patches.studies.run import Run
 from megatron_patches.studies.schema import ROOT, shown
-from megatron_patches.studies.speed import ASSUMED_VOCABULARY, Speeds, measured_speeds
+from megatron_patches.studies.speed import Speeds, expected_vocabulary, measured_speeds
 from megatron_patches.studies.steps import Step
 from megatron_patches.studies.texts import Library, data_prefixes
 
@@ -168,8 +168,9 @@ def _describe(run: Run) -> Model:
     """Ask the launcher, which knows the formulas, in a process of its own."""
     arguments = list(run.train.arguments)
     prepared = all((ROOT / f"{p}.json").is_file() for p in data_prefixes(run.config, ["train"]))
-    if not prepared and run.config.padded_vocab_size is None:
-        arguments[1:1] = ["--set", f"padded_vocab_size={ASSUMED_VOCABULARY}"]
+    assumed = not prepared and run.config.padded_vocab_size is None
+    if assumed:
+        arguments[1:1] = ["--set", f"padded_vocab_size={expected_vocabulary(run.config)}"]
     arguments.insert(1, "--dry-run")
     done = subprocess.run([sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True)
     length = run.config.seq_length
@@ -184,6 +185,8 @@ def _describe(run: Run) -> Model:
     told = {key.strip(): value.strip() for key, value in lines.items()}
     memory = re.search(r"about ([\d.]+) GB", told.get("memory", ""))
     summary = f"{told.get('model', 'unknown')}; {told.get('batch', '')}"
+    if assumed:
+        summary += "; the vocabulary is assumed until the text is prepared"
     return Model(length, summary, float(memory.group(1)) if memory else None)
 
 

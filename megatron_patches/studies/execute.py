@@ -194,7 +194,7 @@ class _Work:
             exit_code=code,
             message=_last_line(log, since) or f"exit code {code} without a message",
             log=shown(log),
-            when=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            when=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             **identity(run),
         )
         append_failures(self.plan.study.output_dir / FILE, [failure])

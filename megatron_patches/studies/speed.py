@@ -20,8 +20,7 @@ from megatron_patches.studies.texts import Library
 
 # A training step is a forward and a backward pass, the latter about twice the work.
 PASSES = 3
-# Where the data are not prepared yet: GPT-2's entries as NeoX pads them.
-ASSUMED_VOCABULARY = 50304
+GPT2_ENTRIES = 50257
 
 Place = tuple[int, int | str | None]  # tokens of a window, and which attention window
 
@@ -67,7 +66,21 @@ class Speeds:
     def _work(self, run: Run, place: Place) -> float:
         text = self.library.text(run.config, "train")
         vocabulary = run.config.padded_vocab_size or (text and text.vocabulary)
-        return operations(run.config, place, vocabulary or ASSUMED_VOCABULARY)
+        return operations(run.config, place, vocabulary or expected_vocabulary(run.config))
+
+
+def expected_vocabulary(config: Config) -> int:
+    """Rows of the embedding where the text is not prepared yet: as its corpus makes them by default.
+
+    GPT-2's of a text that `data_prep` does not know. Padded as NeoX does.
+    """
+    from data_prep import corpora
+
+    entries = GPT2_ENTRIES
+    if config.dataset in corpora.names():
+        entries = corpora.get(config.dataset).options.get("vocab_size", GPT2_ENTRIES)
+    multiple = config.make_vocab_size_divisible_by * config.model_parallel_size
+    return -(-entries // multiple) * multiple
 
 
 def measured_speeds(plan: Plan, given: float | None = None) -> Speeds:

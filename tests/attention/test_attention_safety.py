@@ -20,6 +20,13 @@ def call(q=None, k=None, v=None, method=None, **arguments):
     return attend(q, k, v, method or make("kerple_log"), **arguments)
 
 
+def test_a_name_is_no_method():
+    with pytest.raises(
+        TypeError, match=r"not str: pass megatron_patches.positions.build\('alibi', "
+    ):
+        attention.attend(*tensors(5, 7, batch=2, dtype=torch.float32), "alibi")
+
+
 def zeros(*shape, **options):
     return torch.zeros(*shape, **options)
 

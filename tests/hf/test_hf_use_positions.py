@@ -14,6 +14,7 @@ import torch
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 
+from megatron_patches import positions  # noqa: E402
 from megatron_patches.hf import load_with_positions, use_positions  # noqa: E402
 
 SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": 50}
@@ -247,8 +248,11 @@ def test_the_method_stays_float32():
 
 
 REFUSED = {
-    "learned": ("llama", {}, {}, "does not act on the scores"),
-    "rotary": ("llama", {}, {}, "does not act on the scores"),
+    "learned": ("llama", {}, {}, "learned acts on the token embeddings, not in attention"),
+    "rotary": ("llama", {}, {}, "rotary turns queries and keys, .* own rotary embedding"),
+    "randomised_rotary": ("llama", {}, {}, "randomised_rotary turns queries and keys"),
+    "fox": ("llama", {}, {}, "fox makes gates of a layer's input"),
+    "cable": ("llama", {}, {}, "cable makes gates of a layer's input"),
     "kerpel_log": ("llama", {}, {}, "did you mean kerple_log"),
     "kerple_log": ("llama", {"attention_dropout": 0.1}, {}, "attention_dropout is 0.1"),
     "alibi": ("mistral", {"sliding_window": 8}, {}, "sliding_window is 8"),
@@ -265,6 +269,28 @@ def test_refused_with_the_model_unchanged(name):
         with pytest.raises(ValueError, match=said):
             use_positions(model, name, **options)
         assert torch.equal(model(text).logits, before) and list(model.state_dict()) == keys
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", positions.names())
+def test_what_is_put_in_runs(name):
+    """A method is refused, or the model reads with it."""
+    model, text = made("llama"), texts()
+    try:
+        use_positions(model, name)
+    except ValueError as error:
+        assert "it cannot be put into a model of transformers" in str(error)
+        assert name in LEFT_OUT
+        return
+    assert name not in LEFT_OUT
+    assert torch.isfinite(model(text).logits).all()
+
+
+# docs/library.md lists them.
+LEFT_OUT = {
+    *("cable", "fox", "learned", "randomised_learned", "randomised_rotary"),
+    *("randomised_sinusoidal", "rotary", "sinusoidal", "xpos"),
+}
 
 
 def test_models_of_another_build_are_refused():

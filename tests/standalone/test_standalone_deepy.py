@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -60,6 +61,23 @@ def test_dry_run_describes_and_starts_nothing(file, tmp_path, capsys, monkeypatc
     ):
         assert line in shown
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("dataset", "said"),
+    [
+        ("local_code", r"\(python -m data_prep local_code --output 'here/the text'\)"),
+        ("openwebtext2", r"\(python -m data_prep openwebtext2\)"),
+        ("mine", r"\(python -m data_prep --help\)"),
+    ],
+)
+def test_text_that_is_not_prepared_yet(dataset, said, refusal, file):
+    keys = yaml.safe_load(file.read_text())
+    del keys["padded_vocab_size"]
+    file.write_text(yaml.safe_dump({**keys, "dataset": dataset}))
+    paths = "train_data_paths=[here/the text/train]"
+    shown = refusal("--dry-run", "--set", paths, "--set", "tokenizer_type=HFTokenizer")
+    assert re.search(f"the vocabulary is unknown: prepare the data first {said}", shown)
 
 
 def test_the_resolved_file_is_what_starts(file, tmp_path, monkeypatch):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
+import subprocess
 
 import pytest
 import studies_tools as tools
@@ -12,7 +14,9 @@ from megatron_patches.analysis.rows import append_rows
 from megatron_patches.studies import cost, estimate, load_study, make_plan, report
 from megatron_patches.studies.execute import slots
 from megatron_patches.studies.slurm import script
-from megatron_patches.studies.speed import operations
+from megatron_patches.studies.speed import expected_vocabulary, operations
+
+DESCRIBE = cost._describe
 
 
 @pytest.fixture(autouse=True)
@@ -43,6 +47,35 @@ def test_cost_counts_what_each_protocol_reads(tmp_path, monkeypatch):
     assert [place["OMP_NUM_THREADS"] for place in slots(plan, None, None)] == ["1"] * 8
     assert [place["OMP_NUM_THREADS"] for place in slots(plan, 3, None)] == ["2"] * 3
     assert [place["OMP_NUM_THREADS"] for place in slots(plan, 16, None)] == ["1"] * 16
+
+
+@pytest.mark.parametrize(("dataset", "rows"), [("local_code", 1024), ("text", 50264)])
+def test_a_vocabulary_that_nobody_knows_yet_is_named_as_assumed(
+    dataset, rows, tmp_path, monkeypatch
+):
+    """That of the corpus' own tokenizer, else GPT-2's; padded to the toy model's multiples of 8."""
+    asked = []
+
+    def told(command, **_):
+        asked.append(command)
+        text = (
+            "model  9 parameters, vocabulary 8 (padded)\nbatch  4 sequences\nmemory  about 1.0 GB"
+        )
+        return subprocess.CompletedProcess(command, 0, text, "")
+
+    study = load_study(tools.write_study(tmp_path))
+    run = make_plan(study).runs[0]
+    run = dataclasses.replace(run, config=run.config.model_copy(update={"dataset": dataset}))
+    monkeypatch.setattr(cost.subprocess, "run", told)
+    known = DESCRIBE(run)
+    assert known.summary == "9 parameters, vocabulary 8 (padded); 4 sequences"
+    (tmp_path / "train.json").unlink()
+    guessed = DESCRIBE(run)
+    assert (
+        guessed.summary == f"{known.summary}; the vocabulary is assumed until the text is prepared"
+    )
+    assert f"padded_vocab_size={rows}" in asked[1] and not any("padded" in w for w in asked[0])
+    assert expected_vocabulary(run.config) == rows
 
 
 def forward(length, vocabulary=tools.ENTRIES):
