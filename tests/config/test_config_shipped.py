@@ -14,6 +14,7 @@ from megatron_patches.config.compose import compose_entries
 from megatron_patches.config.keys_own import Own
 from megatron_patches.config.reading import Entry, read_file
 from megatron_patches.config.schema import Config
+from megatron_patches.studies.schema import NOT_KEYS, Study
 
 LAYERS = ("base", "method", "dataset", "cluster")
 # Read once: the combinations differ only in which of these they join.
@@ -140,6 +141,29 @@ def test_nested_keys_misspelt_are_refused(name, entries):
 
 
 def test_the_readme_lists_our_own_keys():
+    assert listed("Keys that NeoX does not have") == set(Own.model_fields)
+
+
+def test_the_readme_lists_what_a_trained_model_may_be_read_with():
+    table = section("Options of a method")
+    for name in positions.names():
+        row = "randomised_*" if name.startswith("randomised_") else name
+        found = re.search(rf"^\| `{re.escape(row)}` \| (.*) \|$", table, re.M)
+        named = tuple(re.findall(r"`(\w+)`", found[1])) if found else ()
+        assert named == positions.method_class(name).evaluation_options
+
+
+def test_the_readme_lists_the_keys_of_a_study():
+    assert listed("Keys of a study") == set(Study.model_fields) - set(NOT_KEYS)
+
+
+def section(title: str) -> str:
+    """The part of configs/README.md under a heading."""
     text = (CONFIGS / "README.md").read_text()
-    table = text.partition("## Keys that NeoX does not have")[2]
-    assert set(re.findall(r"^\| `(\w+)` \|", table, re.M)) == set(Own.model_fields)
+    return text.partition(f"## {title}\n")[2].partition("\n## ")[0]
+
+
+def listed(title: str) -> set[str]:
+    """The names in the first column of that part's table."""
+    cells = re.findall(r"^\| (`[^|]*) \|", section(title), re.M)
+    return {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
