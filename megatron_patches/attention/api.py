@@ -17,6 +17,7 @@ from megatron_patches.attention.problem import Problem, Sight
 from megatron_patches.attention.selection import announce, choose, implementation
 from megatron_patches.attention.windows import Window, window_of
 from megatron_patches.positions import PositionMethod
+from megatron_patches.positions._once import exact
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -82,7 +83,7 @@ def attend(
     problem = _check(q, k, v, method, query_offset, window, key_padding_mask, eps)
     problem = replace(problem, gates=_check_gates(problem, gates))
     # Autocast would round scores and tables inside the implementations, and only in some of them.
-    with torch.autocast(q.device.type, enabled=False):
+    with exact(q.device.type):
         return _run(problem, impl, transformed)
 
 
@@ -180,7 +181,11 @@ def _check(
     scale = method.score_scale
     if scale is None:
         scale = 1.0 / math.sqrt(method.head_dim)
-    return Problem(q, k, v, method, scale, Sight(offset, seen_within, key_padding_mask, eps))
+    first_token = None
+    if key_padding_mask is not None and method.tier == "positional":
+        first_token = (~key_padding_mask).int().argmax(1)
+    sight = Sight(offset, seen_within, key_padding_mask, eps, first_token)
+    return Problem(q, k, v, method, scale, sight)
 
 
 def _check_method(method: PositionMethod, q: Tensor) -> None:
@@ -212,7 +217,7 @@ def _check_gates(problem: Problem, gates: tuple[Tensor, Tensor | None] | None) -
                 f"gates: the {name} must be {shape} on {q.device}, got {_kind(tensor)}: "
                 "[batch, heads, keys], for the gain queries instead of keys"
             )
-    return Gates.of(log_decay, gain, problem.sight.padding)
+    return Gates.of(log_decay, gain, problem.sight.padding, problem.sight.offset)
 
 
 def _integer(name: str, value: int | None) -> int | None:

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from megatron_patches.attention.blocks import (
     BACKWARD_CHUNK,
@@ -25,6 +24,7 @@ from megatron_patches.attention.hankel import View
 from megatron_patches.attention.problem import Problem, Sight
 from megatron_patches.attention.reach import first_keys
 from megatron_patches.attention.recompute import recomputed
+from megatron_patches.positions._once import first_order
 
 
 def refuses(problem: Problem) -> str | None:
@@ -90,7 +90,7 @@ class _Chunked(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, table_HL, weight_HL, total_BHK, gain_BHQ, out, lse_BHQ = ctx.saved_tensors
         needs = ctx.needs_input_grad

@@ -43,10 +43,22 @@ class Gates:
     falls: bool = False
 
     @classmethod
-    def of(cls, log_decay_BHK: Tensor, gain_BHQ: Tensor | None, padding: Tensor | None) -> Gates:
-        """From the log decay of every key; those under the padding [B, K] count as 0."""
+    def of(
+        cls,
+        log_decay_BHK: Tensor,
+        gain_BHQ: Tensor | None,
+        padding: Tensor | None,
+        offset: int = 0,
+    ) -> Gates:
+        """From the log decay of every key and the gain of the queries from position `offset` on.
+
+        Both count as 0 under the padding [B, K].
+        """
         if padding is not None:
             log_decay_BHK = log_decay_BHK.masked_fill(padding[:, None], 0)
+            if gain_BHQ is not None:
+                hidden_BQ = padding[:, offset : offset + gain_BHQ.shape[-1]]
+                gain_BHQ = gain_BHQ.masked_fill(hidden_BQ[:, None], 0)
         # Asked on the CPU only: elsewhere the answer would have to come back from the device.
         falls = log_decay_BHK.device.type == "cpu" and bool((log_decay_BHK <= 0).all())
         falls = falls and (gain_BHQ is None or bool((gain_BHQ >= 0).all()))

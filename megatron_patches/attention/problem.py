@@ -21,6 +21,9 @@ class Sight:
     window: Window | None = None
     padding: Tensor | None = None  # bool [B, K], True at padding
     eps: float = 0.0  # share of a query's weight that an implementation may leave out
+    # int64 [B], for tier `positional` under padding: the key with which each row's text begins, counted
+    # from the start of the whole call whatever part of it this is.
+    first_token: Tensor | None = None
 
     def first_key(self, query: int) -> int:
         """The first key that this query, or any later one, can see."""
@@ -128,14 +131,13 @@ class Problem:
 
     def samples(self, some: slice) -> Problem:
         """The part of the problem that belongs to some samples of the batch."""
-        padding = self.sight.padding
-        return replace(
-            self,
-            q=self.q[some],
-            k=self.k[some],
-            v=self.v[some],
-            sight=replace(self.sight, padding=None if padding is None else padding[some]),
+        padding, first = self.sight.padding, self.sight.first_token
+        sight = replace(
+            self.sight,
+            padding=None if padding is None else padding[some],
+            first_token=None if first is None else first[some],
         )
+        return replace(self, q=self.q[some], k=self.k[some], v=self.v[some], sight=sight)
 
     def rows(self, first: int, last: int) -> Problem:
         """The part of the problem that belongs to queries `[first, last)`, with the keys they can see."""
@@ -147,7 +149,7 @@ class Problem:
             q=self.q[:, :, first:last],
             k=self.k[:, :, start:end],
             v=self.v[:, :, start:end],
-            sight=Sight(sight.offset + first - start, sight.window, padding, sight.eps),
+            sight=replace(sight, offset=sight.offset + first - start, padding=padding),
             gates=None if self.gates is None else self.gates.rows(first, last, start, end),
         )
 
@@ -178,7 +180,7 @@ def dense(problem: Problem, first_key: int = 0) -> Tensor:
     weight = method.weight(taken_QK)
     if weight is not None:
         scores = scores * weight.to(dtype)
-    bias = method.bias(taken_QK, query_position_Q)
+    bias = _bias(method, taken_QK, query_position_Q, sight.first_token)
     if bias is not None:
         scores = scores + bias.to(dtype)
     if problem.gates is not None:
@@ -194,3 +196,16 @@ def dense(problem: Problem, first_key: int = 0) -> Tensor:
     if sight.padding is not None:
         probabilities = probabilities.masked_fill(hidden, 0.0)
     return (probabilities @ v).to(problem.q.dtype)
+
+
+def _bias(
+    method: PositionMethod, distance_QK: Tensor, position_Q: Tensor, first_token_B: Tensor | None
+) -> Tensor | None:
+    """The bias `[H, Q, K]`; `[B, H, Q, K]` where padding before a text shifts the positions in it."""
+    if first_token_B is None:
+        return method.bias(distance_QK, position_Q)
+    rows = [
+        method.bias(distance_QK, (position_Q - first).clamp(min=0))
+        for first in first_token_B.tolist()
+    ]
+    return torch.stack([row for row in rows if row is not None]) if rows[0] is not None else None

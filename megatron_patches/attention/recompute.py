@@ -8,17 +8,18 @@ then keeps most of those.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.autograd.function import once_differentiable
+from torch import Tensor, nn
+from torch.func import functional_call
 
 from megatron_patches.attention.blocks import whole_rows
 from megatron_patches.attention.problem import Problem, Sight, dense
 from megatron_patches.positions import PositionMethod
+from megatron_patches.positions._once import first_order
 
 
 def recomputed(problem: Problem) -> Tensor:
@@ -27,17 +28,39 @@ def recomputed(problem: Problem) -> Tensor:
     Beyond that only the scores of a single query of a single sample, where these alone are more.
     """
     # Parameters are arguments so that the graph leads to them; `dense` reads them from the method.
-    parameters = [p for p in problem.method.parameters() if p.requires_grad]
+    named = [(n, p) for n, p in problem.method.named_parameters() if p.requires_grad]
     out: Tensor = _Recomputed.apply(
-        problem.method,
+        _Dense(problem.method, tuple(name for name, _ in named)),
         problem.scale,
         problem.sight,
         problem.q,
         problem.k,
         problem.v,
-        *parameters,
+        *(parameter for _, parameter in named),
     )
     return out
+
+
+class _Dense(nn.Module):
+    """`dense` with the parameters that the forward had, whatever the method holds in the meantime.
+
+    Under `torch.func.functional_call` they are other tensors than the method's own.
+    """
+
+    def __init__(self, method: PositionMethod, names: tuple[str, ...]) -> None:
+        super().__init__()
+        self.method, self.names = method, names
+
+    def again(self, parameters: Sequence[Tensor], problem: Problem, first_key: int) -> Tensor:
+        own = (self.method.get_parameter(name) for name in self.names)
+        if all(mine is other for mine, other in zip(own, parameters, strict=True)):
+            return dense(problem, first_key)
+        swapped = {f"method.{n}": p for n, p in zip(self.names, parameters, strict=True)}
+        out: Tensor = functional_call(self, swapped, (problem, first_key))
+        return out
+
+    def forward(self, problem: Problem, first_key: int) -> Tensor:
+        return dense(problem, first_key)
 
 
 def _pieces(problem: Problem) -> Iterator[tuple[slice, slice]]:
@@ -54,7 +77,7 @@ class _Recomputed(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        method: PositionMethod,
+        pieces: _Dense,
         scale: float,
         sight: Sight,
         q: Tensor,
@@ -63,7 +86,8 @@ class _Recomputed(torch.autograd.Function):
         *parameters: Tensor,
     ) -> Tensor:
         ctx.save_for_backward(q, k, v, *parameters)
-        ctx.rest, ctx.parameters = (method, scale, sight), parameters
+        ctx.pieces, ctx.parameters = pieces, parameters
+        ctx.rest = (pieces.method, scale, sight)
         problem = Problem(q, k, v, *ctx.rest)
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
         for some, rows in _pieces(problem):
@@ -72,7 +96,7 @@ class _Recomputed(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         # The saved parameters are only checked for changes: an outer checkpoint hands back copies.
         q, k, v = ctx.saved_tensors[:3]
@@ -85,7 +109,8 @@ class _Recomputed(torch.autograd.Function):
             part = problem.samples(some).rows(rows.start, rows.stop)
             leaves = [t.detach().to(dtype).requires_grad_() for t in (part.q, part.k, part.v)]
             with torch.enable_grad():
-                out = dense(replace(part, q=leaves[0], k=leaves[1], v=leaves[2]), start)
+                again = replace(part, q=leaves[0], k=leaves[1], v=leaves[2])
+                out = ctx.pieces.again(ctx.parameters, again, start)
             found = torch.autograd.grad(
                 out,
                 [*leaves, *ctx.parameters],

@@ -109,10 +109,20 @@ def _is_trusted(name: str, problem: Problem) -> bool:
     return _trusted[kind]
 
 
+def _probe_length(problem: Problem) -> int:
+    """200 tokens, or as many as the problem has where the method cannot read that many now."""
+    try:
+        problem.method.can_read(200)
+        problem.method.stretch(200)
+    except ValueError:
+        return problem.keys
+    return 200
+
+
 def _probe(name: str, problem: Problem) -> list[Tensor]:
     """Output and, if wanted, gradients of a small random problem with the method at hand."""
     generator = torch.Generator().manual_seed(0)
-    shape = (1, problem.q.shape[1], 200, problem.q.shape[3])
+    shape = (1, problem.q.shape[1], _probe_length(problem), problem.q.shape[3])
     wanted = problem.needs_gradient
     q, k, v = (
         torch.randn(shape, generator=generator).to(problem.q.device, problem.q.dtype)

@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from megatron_patches.attention._triton_launch import (
     LOG2E,
@@ -32,6 +31,7 @@ from megatron_patches.attention._triton_launch import (
 )
 from megatron_patches.attention.problem import Problem
 from megatron_patches.attention.windows import Blockwise
+from megatron_patches.positions._once import first_order
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 LARGEST_HEAD = 128
@@ -142,7 +142,7 @@ class _Fused(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, table_HL, weight_HL, scale_H, rate_H, out, lse_BHQ = ctx.saved_tensors
         _, needs_k, needs_v, needs_table, needs_weight, needs_scale, needs_rate, _ = (

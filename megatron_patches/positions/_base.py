@@ -8,7 +8,7 @@ it is not negative (that would read the data back from a GPU); that is the calle
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -218,12 +218,12 @@ class PositionMethod(Precise):
         self._parameters[key] = nn.Parameter(values)
 
     def get_parameter(self, target: str) -> nn.Parameter:
-        """As in nn.Module; also finds what `own` registered."""
-        if target in self._parameters:
-            found = self._parameters[target]  # by index: ZeRO-3 gathers on this access
-            assert found is not None
-            return found
-        return super().get_parameter(target)
+        """As in nn.Module; also finds what `own` registered, and what `torch.func` put in its place."""
+        place, _, key = target.rpartition(".")
+        owned = self.get_submodule(place)._parameters
+        if owned.get(key) is None:
+            raise AttributeError(f"{self.name} has no parameter {target}")
+        return cast(nn.Parameter, owned[key])  # by index: ZeRO-3 gathers on this access
 
     @torch.no_grad()
     def project_(self) -> None:

@@ -10,7 +10,8 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+
+from megatron_patches.positions._once import first_order
 
 
 def relu_network(u: Tensor, weight_W: Tensor, bias_W: Tensor, outer_HW: Tensor) -> Tensor:
@@ -40,7 +41,7 @@ class _Lines(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         u, segment, slope_HS = ctx.saved_tensors
         grad_u = torch.zeros_like(u)

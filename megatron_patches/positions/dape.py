@@ -87,7 +87,8 @@ class Dape(Kerple):
         dtype, size = scores_BHQK.dtype, scores_BHQK.shape
         base_HQK = self.base_bias(distance_QK).to(dtype)
         inner, offset, outer = (
-            self.mlp2.get_parameter(key).to(dtype) for key in ("0.weight", "0.bias", "2.weight")
+            self.get_parameter(f"mlp2.{key}").to(dtype)
+            for key in ("0.weight", "0.bias", "2.weight")
         )
         of_scores, of_base = inner.split(self.heads, dim=1)
         # One matrix a sample: heads -> width -> heads, for all places side by side. The base's part is
