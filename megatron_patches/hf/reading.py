@@ -23,6 +23,7 @@ from megatron_patches.hf.naming import restored
 from megatron_patches.standalone.build import shape_of
 from megatron_patches.standalone.checkpoint import model_for
 from megatron_patches.standalone.model import GPT
+from megatron_patches.standalone.shape import position_methods
 from megatron_patches.standalone.weights import CheckpointError, State, fill, safe_load
 
 LARGEST_JSON = 64 << 20  # bytes; an index of the largest models has a few
@@ -111,12 +112,10 @@ def _config(folder: Path, values: dict[str, Any], precision: str) -> Config:
         return from_mapping({**keys, **rest, "precision": precision}, str(folder / "config.json"))
     trained = compose([stored])
     wrong = [
-        f"{key} is {value!r}, {TRAINING} says {getattr(trained, key)!r}"
+        f"{key} is {value!r}, {TRAINING} says {said!r}"
         for key, value in keys.items()
         if key in {*FUNCTION, "sliding_window_width"}
-        and _stored(trained, key, values) != value
-        # None: what the method prescribes, which the folder spells out
-        and not (key == "position_sharing" and trained.position_sharing is None)
+        and (said := _stored(trained, key, values)) != value
     ]
     if wrong:
         raise ConfigError(f"{folder / 'config.json'}: {'; '.join(wrong)}")
@@ -128,7 +127,10 @@ def _config(folder: Path, values: dict[str, Any], precision: str) -> Config:
 
 
 def _stored(trained: Config, key: str, values: dict[str, Any]) -> Any:
-    """What the training's configuration says, options of rotary as transformers would spell them out."""
+    """What the training's configuration says, as `describing.model_config` spells it out."""
+    if key == "position_sharing":
+        # In effect: one layer, or an embedding, has one method whatever was asked for.
+        return "model" if len(set(position_methods(shape_of(trained, 1)))) == 1 else "layer"
     if key != "position_options" or values["model_type"] != NEOX:
         return getattr(trained, key)
     shape = shape_of(trained, 1)
