@@ -103,13 +103,17 @@ def use_positions(
     for index, attention in enumerate(attentions):
         attention_function.fill_slot(attention, methods[index % len(methods)], impl)
     model.add_module(OWNER, methods)
-    # What is saved is legal, whoever trains.
-    model.register_state_dict_pre_hook(lambda *_: methods.make_legal_())
+    model.register_state_dict_pre_hook(_before_saving)
     plan = {"name": methods[0].name, "replace": replace, "seed": seed, "options": options}
     setattr(model.config, OWNER, {**plan, "sharing": "model" if len(methods) == 1 else "layer"})
     # transformers stops at this entry where nobody registered the name: no loading without the method.
     model.config.attn_implementation = attention_function.NAME
     return methods
+
+
+def _before_saving(model: nn.Module, prefix: str, keep_vars: bool) -> None:
+    """What is saved is legal, whoever trains; of the model that is saved, which may be a copy."""
+    getattr(model, OWNER).make_legal_()
 
 
 def _attentions(model: Any) -> list[nn.Module]:

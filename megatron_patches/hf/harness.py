@@ -59,6 +59,27 @@ def scorer(
     return Scorer(model, words, int(max_length or config.seq_length), size)
 
 
+def writing(asked: dict[str, Any]) -> dict[str, Any]:
+    """A task's generation settings as `Scorer.write` takes them; None stands for one not given.
+
+    0 is a setting: a temperature of 0 takes the likeliest token, a `top_k` of 0 is off, as in
+    transformers, and `max_gen_toks` of 0 writes nothing. ConfigError for a setting that is not known here.
+    """
+    given = {key: value for key, value in asked.items() if value is not None}
+    unknown = sorted(set(given) - SETTINGS)
+    if unknown:
+        raise ConfigError(f"generation with {', '.join(unknown)} is not supported")
+    until = given.get("until", [])
+    how: dict[str, Any] = {
+        "until": [until] if isinstance(until, str) else until,
+        "tokens": int(given.get("max_gen_toks", NEW_TOKENS)),
+    }
+    if given.get("do_sample"):
+        how["temperature"] = float(given.get("temperature", 1.0))
+        how["top_k"] = given.get("top_k") or None
+    return how
+
+
 @lru_cache(maxsize=1)
 def register() -> type:
     """Let `lm_eval` know the model `megatron_patches`; returns its class. ConfigError without lm_eval.
@@ -117,20 +138,8 @@ def register() -> type:
             return [self._write(*request.args) for request in requests]
 
         def _write(self, context: str, asked: dict[str, Any]) -> str:
-            unknown = sorted(key for key in set(asked) - SETTINGS if asked[key] is not None)
-            if unknown:
-                raise ConfigError(f"generation with {', '.join(unknown)} is not supported")
-            until = asked.get("until") or []
-            how = {}
-            if asked.get("do_sample"):
-                temperature = float(asked.get("temperature") or 1.0)
-                how = {"temperature": temperature, "top_k": asked.get("top_k")}
-            (text,) = self.scorer.write(
-                [self.tok_encode(context) or [self.prefix_token_id]],
-                [until] if isinstance(until, str) else until,
-                int(asked.get("max_gen_toks") or NEW_TOKENS),
-                **how,
-            )
+            start = self.tok_encode(context) or [self.prefix_token_id]
+            (text,) = self.scorer.write([start], **writing(asked))
             return text
 
     return Harness

@@ -44,8 +44,13 @@ class Scorer:
         found: dict[int, tuple[float, bool]] = {}
         order = sorted(range(len(cut)), key=lambda i: -len(cut[i][0]))
         while order:
-            size = self.batch_size or max(1, TOKENS_PER_PASS // len(cut[order[0]][0]))
-            group, order = order[:size], order[size:]
+            longest = len(cut[order[0]][0])
+            size = self.batch_size or max(1, TOKENS_PER_PASS // longest)
+            group = order[:size]
+            # Padding would lengthen the shorter texts, and so move their tokens.
+            if any(method.length_decides for method in self.model.methods):
+                group = [i for i in group if len(cut[i][0]) == longest]
+            order = order[len(group) :]
             found |= dict(zip(group, self._together([cut[i] for i in group]), strict=True))
         return [found[i] for i in range(len(cut))]
 

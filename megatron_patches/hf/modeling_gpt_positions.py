@@ -67,21 +67,36 @@ def gauss_bias(n: Numbers, d: Tensor) -> Tensor:
     return n["bias_p"] * torch.exp(-n["bias_a"] * d)
 
 
+def log3_bias(n: Numbers, d: Tensor) -> Tensor:
+    return log_bias(n, power(d, n["bias_e"]))
+
+
+def gauss2_bias(n: Numbers, d: Tensor) -> Tensor:
+    return gauss_bias(n, d.square())
+
+
+def gauss3_bias(n: Numbers, d: Tensor) -> Tensor:
+    return gauss_bias(n, power(d, n["bias_e"]))
+
+
 def power_weight(n: Numbers, d: Tensor) -> Tensor:
     return torch.exp(-n["wei_a"] * power(d, n["wei_p"]))
 
 
-# Chi, Fan, Ramadge, Rudnicky: KERPLE (arXiv 2205.09921).
+def square_weight(n: Numbers, d: Tensor) -> Tensor:
+    return torch.exp(-n["wei_a"] * d.square())
+
+
+# Chi, Fan, Ramadge, Rudnicky: KERPLE (arXiv 2205.09921). No lambdas: a model that holds one cannot be
+# pickled.
 KERPLE = {
     "kerple_log": Kernel(TWO, log_bias),
-    "kerple_log3": Kernel(THREE, lambda n, d: log_bias(n, power(d, n["bias_e"]))),
+    "kerple_log3": Kernel(THREE, log3_bias),
     "kerple_power": Kernel(POWER, power_bias),
-    "kerple_gauss2": Kernel(TWO, lambda n, d: gauss_bias(n, d.square())),
-    "kerple_gauss3": Kernel(THREE, lambda n, d: gauss_bias(n, power(d, n["bias_e"]))),
+    "kerple_gauss2": Kernel(TWO, gauss2_bias),
+    "kerple_gauss3": Kernel(THREE, gauss3_bias),
     "kerple_weight": Kernel(WEIGHT, weight=power_weight),
-    "kerple_weight1": Kernel(
-        {"wei_a": FREE}, weight=lambda n, d: torch.exp(-n["wei_a"] * d.square())
-    ),
+    "kerple_weight1": Kernel({"wei_a": FREE}, weight=square_weight),
     "kerple_power_weight": Kernel({**POWER, **WEIGHT}, power_bias, power_weight),
 }
 METHODS = (*KERPLE, "alibi", "rpe", "sinusoidal", "learned", "none")

@@ -6,6 +6,7 @@ Read as untrusted input: its code is not run, weights are tensors alone.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from megatron_patches.hf.naming import restored
 from megatron_patches.standalone.build import shape_of
 from megatron_patches.standalone.checkpoint import model_for
 from megatron_patches.standalone.model import GPT
+from megatron_patches.standalone.shape import position_methods
 from megatron_patches.standalone.weights import CheckpointError, State, fill, safe_load
 
 LARGEST_JSON = 64 << 20  # bytes; an index of the largest models has a few
@@ -40,6 +42,11 @@ _SCALINGS: dict[str, dict[str, tuple[str, Any]]] = {
         "truncate": ("truncate", True),
     },
 }
+_ANY_ROPE = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
+_AMPLITUDES = (
+    "mscale",
+    "mscale_all_dim",
+)  # of yarn; they decide where there is no attention_factor
 _SAME = {
     "num_hidden_layers": "num_layers",
     "hidden_size": "hidden_size",
@@ -94,7 +101,7 @@ def _config(folder: Path, values: dict[str, Any], precision: str) -> Config:
         keys = _keys(values)
     except ConfigError as error:
         raise ConfigError(f"{folder / 'config.json'}: {error}") from error
-    except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
         raise ConfigError(f"{folder / 'config.json'}: lacks or garbles {error}") from error
     stored = folder / TRAINING
     if not stored.is_file():
@@ -105,12 +112,10 @@ def _config(folder: Path, values: dict[str, Any], precision: str) -> Config:
         return from_mapping({**keys, **rest, "precision": precision}, str(folder / "config.json"))
     trained = compose([stored])
     wrong = [
-        f"{key} is {value!r}, {TRAINING} says {getattr(trained, key)!r}"
+        f"{key} is {value!r}, {TRAINING} says {said!r}"
         for key, value in keys.items()
         if key in {*FUNCTION, "sliding_window_width"}
-        and _stored(trained, key, values) != value
-        # None: what the method prescribes, which the folder spells out
-        and not (key == "position_sharing" and trained.position_sharing is None)
+        and (said := _stored(trained, key, values)) != value
     ]
     if wrong:
         raise ConfigError(f"{folder / 'config.json'}: {'; '.join(wrong)}")
@@ -122,7 +127,10 @@ def _config(folder: Path, values: dict[str, Any], precision: str) -> Config:
 
 
 def _stored(trained: Config, key: str, values: dict[str, Any]) -> Any:
-    """What the training's configuration says, options of rotary as transformers would spell them out."""
+    """What the training's configuration says, as `describing.model_config` spells it out."""
+    if key == "position_sharing":
+        # In effect: one layer, or an embedding, has one method whatever was asked for.
+        return "model" if len(set(position_methods(shape_of(trained, 1)))) == 1 else "layer"
     if key != "position_options" or values["model_type"] != NEOX:
         return getattr(trained, key)
     shape = shape_of(trained, 1)
@@ -162,6 +170,13 @@ def _rotary(values: dict[str, Any]) -> dict[str, Any]:
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind not in _SCALINGS:
         raise ConfigError(f"rope_type is {kind!r}; known here are {', '.join(_SCALINGS)}")
+    known = {*_ANY_ROPE, *_SCALINGS[kind], *(_AMPLITUDES if kind == "yarn" else ())}
+    unknown = sorted(key for key, value in rope.items() if key not in known and value is not None)
+    if unknown:
+        raise ConfigError(
+            f"rope_parameters names {', '.join(unknown)}, which rope_type {kind!r} does not have here; known "
+            f"are {', '.join(sorted(known))}: take out what has no effect"
+        )
     base = rope.get("rope_theta", values.get("rope_theta", values.get("rotary_emb_base", 10000)))
     if base != int(base):
         raise ConfigError(f"rope_theta {base} is no whole number")
@@ -169,11 +184,31 @@ def _rotary(values: dict[str, Any]) -> dict[str, Any]:
     # GPT-NeoX's name for what this file's model type is
     keys = {"pos_emb": "rotary", "rotary_pct": float(share), "rotary_emb_base": int(base)}
     keys["position_options"] = {}
+    if kind == "yarn":
+        rope = _inferred(rope, values)
     if kind != "default":
         given = {k: rope.get(k, default) for k, (_, default) in _SCALINGS[kind].items()}
         named = {_SCALINGS[kind][k][0]: value for k, value in given.items() if value is not None}
         keys["position_options"] = {"scaling": kind, **named}
     return keys
+
+
+def _inferred(rope: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+    """Parameters of yarn with what transformers makes of others where they are not given.
+
+    `factor` is then the ratio of the two lengths. The factor on cosines and sines is the ratio of
+    0.1 m log(factor) + 1 for m = mscale and m = mscale_all_dim; our rotary has it for m = 1 over 1 alone.
+    """
+    found = {"original_max_position_embeddings": values.get("max_position_embeddings"), **rope}
+    if found.get("factor") is None:
+        ratio = values["max_position_embeddings"] / found["original_max_position_embeddings"]
+        found["factor"] = ratio
+    pair = [found.get(key) for key in _AMPLITUDES]
+    if found.get("attention_factor") is None and all(pair):
+        stretch = math.log(max(found["factor"], 1))
+        above, below = (0.1 * m * stretch + 1 for m in pair if m)
+        found["attention_factor"] = above / below
+    return found
 
 
 def _json(path: Path) -> dict[str, Any]:

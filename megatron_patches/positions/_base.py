@@ -176,6 +176,14 @@ class PositionMethod(Precise):
         return self.tier == "content" and (own or not self.gated)
 
     @property
+    def length_decides(self) -> bool:
+        """Whether a token is placed, or turned, by how long the text is that it is read in.
+
+        Padding that counts into the length then changes what is computed for the tokens before it.
+        """
+        return self.follows_length or self.cache == "raw"
+
+    @property
     def whole_rows(self) -> bool:
         """Whether attention must keep all heads and all keys of a query together."""
         return self.tier == "positional" or self.rewrites_scores

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -71,15 +72,16 @@ def generate(
         padding_BL: bool, True at padding, which stands left of the prompts (`left_padded`). A row then
             gives what its prompt gives alone, up to rounding.
         temperature: 0 takes the likeliest token; otherwise sampling from logits / temperature.
-        top_k: sample among the k likeliest.
+        top_k: sample among the k likeliest; None, or more than there are: among all.
         seed: of the sampling, which uses a generator of its own.
         stop: a row that has produced this id repeats it; end early once all have.
         vocabulary: ids from here on are padding of the embedding and are never produced.
 
     Raises:
-        ValueError: empty prompt, padding that does not stand left, padding under a blockwise window, or a
-            total length that the position method cannot read.
+        ValueError: empty prompt, padding that does not stand left, padding under a blockwise window, a
+            total length that the position method cannot read, or a setting without a meaning (named).
     """
+    _check_settings(tokens, temperature, top_k, vocabulary)
     if prompt_BL.shape[1] == 0:
         raise ValueError("the prompt has no tokens")
     if padding_BL is not None and (
@@ -121,12 +123,33 @@ def generate(
     return text
 
 
+def _check_settings(
+    tokens: int, temperature: float, top_k: int | None, vocabulary: int | None
+) -> None:
+    if tokens < 0:
+        raise ValueError(f"tokens={tokens}: give how many to append, at least 0")
+    if not 0 <= temperature < math.inf:  # NaN, too
+        raise ValueError(
+            f"temperature={temperature}: give a number of at least 0; 0 takes the likeliest token"
+        )
+    if top_k is not None and top_k < 1:
+        raise ValueError(f"top_k={top_k}: give at least 1, or None to sample among all tokens")
+    if vocabulary is not None and vocabulary < 1:
+        raise ValueError(
+            f"vocabulary={vocabulary}: give the tokenizer's number of entries, or None"
+        )
+
+
 def _choose(
     logits_BV: Tensor, temperature: float, top_k: int | None, generator: torch.Generator
 ) -> Tensor:
     if temperature == 0.0:
         return logits_BV.argmax(-1, keepdim=True)
     if top_k is not None:
-        least = logits_BV.topk(top_k, dim=-1).values[:, -1:]
+        least = logits_BV.topk(min(top_k, logits_BV.shape[-1]), dim=-1).values[:, -1:]
         logits_BV = logits_BV.masked_fill(logits_BV < least, float("-inf"))
-    return torch.multinomial((logits_BV / temperature).softmax(-1), 1, generator=generator)
+    # From the largest down, so that a small temperature gives -inf at most, which is a share of 0. Beyond
+    # these limits float32, and the reciprocal in its place, end in 0 or inf, and 0 * inf is no number.
+    below = logits_BV - logits_BV.amax(-1, keepdim=True)
+    shares = (below / min(max(temperature, 1e-30), 1e30)).softmax(-1)
+    return torch.multinomial(shares, 1, generator=generator)

@@ -14,7 +14,7 @@ from hf_cases import LENGTH, a_run
 
 from data_prep.tokenizing import train_bpe
 from megatron_patches.config import ConfigError
-from megatron_patches.hf.harness import NAME, register, scorer
+from megatron_patches.hf.harness import NAME, register, scorer, writing
 from megatron_patches.standalone import load_model
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -93,6 +93,23 @@ def test_texts_end_before_the_stop_string(run):
     assert made.write(prompts[:1], [stop], 20) == [together[0][: together[0].index(stop)]]
     with pytest.raises(ValueError, match="leave no context"):
         made.write(prompts, [], 64)
+
+
+def test_a_setting_of_0_is_a_setting(run):
+    made = scorer(run, max_length=64)
+    prompts = [made.words.encode("the cat sat")]
+    sampled = {"max_gen_toks": 20, "do_sample": True}
+    (likeliest,) = made.write(prompts, **writing({"max_gen_toks": 20}))
+    assert made.write(prompts, **writing({**sampled, "temperature": 0.0})) == [likeliest]
+    assert made.write(prompts, **writing(sampled)) != [likeliest]
+    warm = writing({**sampled, "temperature": 0.5, "top_k": 0})
+    assert (warm["temperature"], warm["top_k"]) == (0.5, None)
+    assert writing({**sampled, "temperature": None, "top_k": 5})["temperature"] == 1.0
+    assert writing({**sampled, "top_k": 5})["top_k"] == 5
+    assert made.write(prompts, **writing({"max_gen_toks": 0})) == [""]
+    assert writing({"until": "x"}) == {"until": ["x"], "tokens": 256}
+    with pytest.raises(ConfigError, match="generation with top_p is not supported"):
+        writing({"top_p": 0.5, "num_beams": None})
 
 
 def test_wrong_settings(run, tmp_path):

@@ -106,6 +106,42 @@ def test_sampling_follows_the_distribution(prompt):
     assert (shares - wanted).abs().max() < 0.03
 
 
+def test_extreme_temperatures_and_more_choices_than_tokens(prompt):
+    made = model("kerple_log")
+    likeliest = generate(made, prompt, 10)
+    for cold in (1e-3, 1e-40, 5e-324):  # the last two are 0 or subnormal in float32
+        assert torch.equal(generate(made, prompt, 10, temperature=cold), likeliest)
+    # Far above every logit: each of the 30 entries as often, and none of the padding.
+    many = prompt[:1].expand(3000, -1)
+    found = generate(made, many, 1, temperature=1e300, vocabulary=30)[:, -1]
+    counts = torch.bincount(found, minlength=50)
+    assert (counts[:30] - 100).abs().max() < 50 and counts[30:].sum() == 0
+    free = generate(made, prompt, 10, temperature=1.0)
+    assert torch.equal(generate(made, prompt, 10, temperature=1.0, top_k=60), free)
+    within = generate(made, prompt, 10, temperature=1.0, vocabulary=30)
+    assert torch.equal(generate(made, prompt, 10, temperature=1.0, vocabulary=30, top_k=40), within)
+    assert torch.equal(generate(made, prompt, 0), prompt)
+
+
+WRONG = [
+    ("temperature", -0.1),
+    ("temperature", float("nan")),
+    ("temperature", float("inf")),
+    ("top_k", 0),
+    ("top_k", -3),
+    ("vocabulary", -1),
+    ("vocabulary", 0),
+]
+
+
+@pytest.mark.parametrize(("key", "value"), WRONG)
+def test_settings_without_a_meaning_are_named(prompt, key, value):
+    with pytest.raises(ValueError, match=f"^{key}={value}: give"):
+        generate(model("none"), prompt, 1, **{"temperature": 1.0, key: value})
+    with pytest.raises(ValueError, match="^tokens=-1: give"):
+        generate(model("none"), prompt, -1)
+
+
 def test_it_stops(prompt):
     made = model("rotary")
     text = generate(made, prompt[:1], 20)
