@@ -14,6 +14,7 @@ from torch import Tensor
 
 from megatron_patches.positions._base import PositionMethod
 from megatron_patches.positions._geometry import Geometry
+from megatron_patches.positions._options import whole
 
 
 class T5Bias(PositionMethod):
@@ -35,6 +36,8 @@ class T5Bias(PositionMethod):
         **common: Any,
     ) -> None:
         super().__init__(geometry, **common)
+        whole("rpe", "rpe_num_buckets", rpe_num_buckets)
+        whole("rpe", "rpe_max_distance", rpe_max_distance)
         if rpe_num_buckets < 2 or rpe_num_buckets % 2:
             raise ValueError(f"rpe: rpe_num_buckets={rpe_num_buckets} must be even and at least 2")
         if rpe_max_distance <= rpe_num_buckets // 2:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from megatron_patches.positions._base import PositionMethod
 from megatron_patches.positions._geometry import Geometry
+from megatron_patches.positions._options import whole
 
 BASE = 10000.0
 
@@ -31,6 +32,8 @@ class Sandwich(PositionMethod):
         self, geometry: Geometry, *, dimension: int = 128, first_index: int = 0, **common: Any
     ) -> None:
         super().__init__(geometry, **common)
+        whole("sandwich", "dimension", dimension)
+        whole("sandwich", "first_index", first_index)
         if dimension < 2 or dimension % 2:
             raise ValueError(f"sandwich: dimension={dimension} must be even and at least 2")
         if first_index not in (0, 1):
