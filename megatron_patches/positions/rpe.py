@@ -58,9 +58,11 @@ class T5Bias(PositionMethod):
     def bucket(self, distance: Tensor) -> Tensor:
         """The bucket of each distance, int64, same shape: half of them exact, the others by log."""
         exact = self.num_buckets // 2
-        steps = (self.num_buckets - exact) / math.log(self.max_distance / exact)
-        ratio = distance.float().clamp(min=exact) / exact
-        by_log = (exact + (ratio.log() * steps).long()).clamp(max=self.num_buckets - 1)
+        # Divides first, as GPT-NeoX does: in another order some whole numbers round to the bucket below.
+        share = (distance.float().clamp(min=exact) / exact).log()
+        share = share / math.log(self.max_distance / exact)
+        by_log = exact + (share * (self.num_buckets - exact)).long()
+        by_log = by_log.clamp(max=self.num_buckets - 1)
         return torch.where(distance < exact, distance.long(), by_log)
 
     def bias(self, distance: Tensor, query_position: Tensor | None = None) -> Tensor:
