@@ -171,9 +171,8 @@ class Position(nn.Module):
 
     def _bucket(self, d: Tensor) -> Tensor:
         exact = self.buckets // 2
-        steps = (self.buckets - exact) / math.log(self.farthest / exact)
-        ratio = d.float().clamp(min=exact) / exact
-        by_log = (exact + (ratio.log() * steps).long()).clamp(max=self.buckets - 1)
+        share = (d.float().clamp(min=exact) / exact).log() / math.log(self.farthest / exact)
+        by_log = (exact + (share * (self.buckets - exact)).long()).clamp(max=self.buckets - 1)
         return torch.where(d < exact, d, by_log)
 
     def embed(self, x_BLC: Tensor, positions_BL: Tensor) -> Tensor:

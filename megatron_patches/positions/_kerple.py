@@ -75,14 +75,33 @@ class Kerple(PositionMethod):
         return value.detach().clamp(*self.bounds[key]) + (value - value.detach())
 
     def rounded(self, distance: Tensor) -> Tensor:
-        """The distance in the working dtype."""
-        return distance.to(self.working_dtype(self.get_parameter(next(iter(self.numbers)))))
+        """The distance in the working dtype; those beyond float16 become its largest number."""
+        dtype = self.working_dtype(self.get_parameter(next(iter(self.numbers))))
+        return within(distance.to(dtype))
 
     def _options(self) -> dict[str, Any]:
         return {"init": self.init, **super()._options()}
 
 
+def within(values: Tensor) -> Tensor:
+    """In float16 its largest number instead of infinity, with no gradient there; else as they are.
+
+    Such a key has no weight either way, but 0 * infinity in a gradient is NaN.
+    """
+    if values.dtype != torch.float16:
+        return values
+    return values.clamp(max=torch.finfo(torch.float16).max)
+
+
 def power(distance: Tensor, exponent: Tensor) -> Tensor:
-    """distance ** exponent, with a finite gradient at 0 also where a compiler rewrites pow."""
+    """distance ** exponent, with a finite gradient at 0 also where a compiler rewrites pow.
+
+    In float16, powers that it cannot hold are its largest number and have no gradient.
+    """
     positive = distance > 0
-    return torch.where(positive, distance, 1.0).pow(exponent) * positive
+    base = torch.where(positive, distance, 1.0)
+    if base.dtype != torch.float16:
+        return base.pow(exponent) * positive
+    # float16's own pow rounds the same number, but its gradient, power * log, leaves float16 earlier.
+    powers = base.float().pow(exponent.float()).clamp(max=torch.finfo(torch.float16).max)
+    return powers.to(torch.float16) * positive

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from megatron_patches.positions._base import PositionMethod
 from megatron_patches.positions._geometry import Geometry
+from megatron_patches.positions._options import whole
 
 
 class Randomised(PositionMethod):
@@ -38,7 +39,7 @@ class Randomised(PositionMethod):
     ) -> None:
         super().__init__(geometry, **common)
         for key, value, least in (("span", span, 1), ("draw", draw, 0)):
-            if not isinstance(value, int) or value < least:
+            if whole(self.name, key, value) < least:
                 raise ValueError(
                     f"{self.name}: {key}={value!r} must be an integer of at least {least}"
                 )

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from megatron_patches.positions._base import PositionMethod
 from megatron_patches.positions._geometry import Geometry
+from megatron_patches.positions._options import finite
 
 
 class Rotation(PositionMethod):
@@ -29,13 +30,13 @@ class Rotation(PositionMethod):
         **common: Any,
     ) -> None:
         super().__init__(geometry, **common)
-        self.rotated = int(self.head_dim * rotary_pct)
+        self.rotated = int(self.head_dim * finite(self.name, "rotary_pct", rotary_pct))
         if not 0 < rotary_pct <= 1 or self.rotated < 2 or self.rotated % 2:
             raise ValueError(
                 f"{self.name}: rotary_pct={rotary_pct} of head_dim={self.head_dim} are {self.rotated} "
                 "dimensions; they must be an even number of at least 2 and at most head_dim"
             )
-        if rotary_emb_base <= 0:
+        if finite(self.name, "rotary_emb_base", rotary_emb_base) <= 0:
             raise ValueError(f"{self.name}: rotary_emb_base={rotary_emb_base} must be positive")
         self.pct, self.base = float(rotary_pct), float(rotary_emb_base)
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from megatron_patches.positions._gated import Gated
 from megatron_patches.positions._geometry import Geometry
+from megatron_patches.positions._options import choice
 
 FORMS = ("released", "weighted", "unweighted")
 
@@ -33,8 +34,7 @@ class Cable(Gated):
 
     def __init__(self, geometry: Geometry, *, form: str = "released", **common: Any) -> None:
         super().__init__(geometry, **common)
-        if form not in FORMS:
-            raise ValueError(f"cable: form={form!r} is none of {', '.join(FORMS)}")
+        choice("cable", "form", form, FORMS)
         self.form = form
         if form == "released":
             self.score_scale = 1.0

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from megatron_patches.positions._base import PositionMethod
 from megatron_patches.positions._geometry import Geometry
+from megatron_patches.positions._options import truth, whole
 from megatron_patches.positions._sums import sum_to_the_end
 
 
@@ -45,9 +46,9 @@ class Cope(PositionMethod):
             if geometry.max_length is None:
                 raise ValueError("cope needs positions, the size of its table, or max_length")
             positions = geometry.max_length + 1
-        if positions < 2:
+        if whole("cope", "positions", positions) < 2:
             raise ValueError(f"cope: positions={positions} must be at least 2")
-        self.divide, self.positions = divide, positions
+        self.divide, self.positions = truth("cope", "divide", divide), positions
         self.pos_emb = nn.Parameter(torch.zeros(1, self.head_dim, positions, dtype=torch.float32))
         self.head_dim_of["pos_emb"] = None
 

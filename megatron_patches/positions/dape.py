@@ -15,6 +15,7 @@ from torch import Tensor
 
 from megatron_patches.positions._geometry import Geometry
 from megatron_patches.positions._kerple import Kerple, Number
+from megatron_patches.positions._options import whole
 from megatron_patches.positions._perceptron import perceptron
 from megatron_patches.positions._slopes import alibi_slopes
 from megatron_patches.positions.kerple_log import KerpleLog, log_bias
@@ -46,7 +47,7 @@ class Dape(Kerple):
     ) -> None:
         if base not in ("kerple_log", "alibi"):
             raise ValueError(f"dape: base={base!r} is neither 'kerple_log' nor 'alibi'")
-        if width < 1:
+        if whole("dape", "width", width) < 1:
             raise ValueError(f"dape: width={width} must be positive")
         self.base, self.width = base, width
         super().__init__(geometry, **common)

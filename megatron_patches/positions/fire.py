@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from megatron_patches.positions._base import PositionMethod
 from megatron_patches.positions._geometry import Geometry
+from megatron_patches.positions._options import finite, whole
 from megatron_patches.positions._perceptron import perceptron
 from megatron_patches.positions._piecewise import relu_network
 
@@ -47,7 +48,8 @@ class Fire(PositionMethod):
         super().__init__(geometry, **common)
         options = {"width": width, "initial_c": initial_c, "initial_length": initial_length}
         for key, value in options.items():
-            if value <= 0:
+            check = whole if key == "width" else finite
+            if check("fire", key, value) <= 0:
                 raise ValueError(f"fire: {key}={value} must be positive")
         self.width, self.initial_c = width, float(initial_c)
         self.initial_length = float(initial_length)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from megatron_patches.positions._gated import Gated
 from megatron_patches.positions._geometry import Geometry
+from megatron_patches.positions._options import choice, finite
 
 KINDS = ("data", "learned", "fixed")
 
@@ -39,8 +40,9 @@ class Fox(Gated):
         **common: Any,
     ) -> None:
         super().__init__(geometry, **common)
-        if gates not in KINDS:
-            raise ValueError(f"fox: gates={gates!r} is none of {', '.join(KINDS)}")
+        choice("fox", "gates", gates, KINDS)
+        finite("fox", "shortest", shortest)
+        finite("fox", "longest", longest)
         if not 0 < shortest <= longest:
             raise ValueError(
                 f"fox: 0 < shortest <= longest must hold, not shortest={shortest}, longest={longest}"

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from megatron_patches.positions._base import PositionMethod
 from megatron_patches.positions._geometry import Geometry
+from megatron_patches.positions._options import truth
 from megatron_patches.positions._slopes import alibi_slopes
 
 NEAREST = 1e-5  # keeps a negative shape finite at d = 0
@@ -32,7 +33,7 @@ class GgdBam(PositionMethod):
 
     def __init__(self, geometry: Geometry, *, learn_loc: bool = False, **common: Any) -> None:
         super().__init__(geometry, **common)
-        self.learn_loc = learn_loc
+        self.learn_loc = truth(self.name, "learn_loc", learn_loc)
         slopes = torch.tensor(alibi_slopes(self.heads), dtype=torch.float32)
         start = {"scale": slopes.log(), "shape": torch.ones_like(slopes)}
         if learn_loc:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from megatron_patches.positions._geometry import Geometry
+from megatron_patches.positions._options import truth
 from megatron_patches.positions.ggd_bam import GgdBam
 
 
@@ -28,7 +29,7 @@ class GgdBamSsmax(GgdBam):
 
     def __init__(self, geometry: Geometry, *, scale_prior: bool = True, **common: Any) -> None:
         super().__init__(geometry, **common)
-        self.scale_prior = scale_prior
+        self.scale_prior = truth(self.name, "scale_prior", scale_prior)
         self.ssmax = nn.Parameter(torch.ones(self.owned_heads, 1, 1, dtype=torch.float32))
         self.head_dim_of["ssmax"] = 0
 

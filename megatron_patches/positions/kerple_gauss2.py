@@ -15,6 +15,7 @@ from megatron_patches.positions._kerple import Kerple, Number
 class KerpleGauss2(Kerple):
     """`bias_p` [H, 1, 1] is the outer scale r1, `bias_a` [H, 1, 1] the inner rate r2."""
 
+    precisions = ("exact",)  # nothing published to round like
     numbers = {"bias_p": Number(draw=2.0, outer=True), "bias_a": Number()}
     bias_p: nn.Parameter
     bias_a: nn.Parameter

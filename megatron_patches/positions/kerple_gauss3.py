@@ -15,6 +15,7 @@ from megatron_patches.positions._kerple import EXPONENT, Kerple, Number, power
 class KerpleGauss3(Kerple):
     """Each [H, 1, 1]: `bias_p` outer scale r1, `bias_a` inner rate r2, `bias_e` exponent r3."""
 
+    precisions = ("exact",)  # nothing published to round like
     numbers = {"bias_p": Number(draw=2.0, outer=True), "bias_a": Number(), "bias_e": EXPONENT}
     bias_p: nn.Parameter
     bias_a: nn.Parameter

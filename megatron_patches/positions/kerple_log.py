@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from megatron_patches.positions._closed_form import ClosedForm
-from megatron_patches.positions._kerple import Kerple, Number
+from megatron_patches.positions._kerple import Kerple, Number, within
 
 
 class KerpleLog(Kerple):
@@ -33,5 +33,5 @@ class KerpleLog(Kerple):
 
 def log_bias(kernel: Kerple, distance: Tensor) -> Tensor:
     """The formula, for any method with these two numbers."""
-    inner = 1 + kernel.legal("bias_a", distance) * kernel.rounded(distance)
+    inner = within(1 + kernel.legal("bias_a", distance) * kernel.rounded(distance))
     return kernel.result(-kernel.legal("bias_p", distance) * torch.log(inner))

@@ -15,6 +15,7 @@ from megatron_patches.positions._kerple import Kerple, Number
 class KerpleWeight1(Kerple):
     """`wei_a` [H, 1, 1] is the rate r1."""
 
+    precisions = ("exact",)  # nothing published to round like
     numbers = {"wei_a": Number(outer=True)}
     wei_a: nn.Parameter
 

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from megatron_patches.positions._base import PositionMethod
 from megatron_patches.positions._geometry import Geometry
+from megatron_patches.positions._options import finite
 
 
 class Learned(PositionMethod):
@@ -28,7 +29,7 @@ class Learned(PositionMethod):
         super().__init__(geometry, **common)
         if geometry.max_length is None:
             raise ValueError("learned needs max_length, the number of rows of its table")
-        if init_method_std < 0:
+        if finite(self.name, "init_method_std", init_method_std) < 0:
             raise ValueError(f"learned: init_method_std={init_method_std} is negative")
         self.max_length = geometry.max_length
         generator = torch.Generator().manual_seed(geometry.seed)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from megatron_patches.positions._base import PositionMethod
 from megatron_patches.positions._geometry import Geometry
+from megatron_patches.positions._options import whole
 
 
 class T5Bias(PositionMethod):
@@ -35,6 +36,8 @@ class T5Bias(PositionMethod):
         **common: Any,
     ) -> None:
         super().__init__(geometry, **common)
+        whole("rpe", "rpe_num_buckets", rpe_num_buckets)
+        whole("rpe", "rpe_max_distance", rpe_max_distance)
         if rpe_num_buckets < 2 or rpe_num_buckets % 2:
             raise ValueError(f"rpe: rpe_num_buckets={rpe_num_buckets} must be even and at least 2")
         if rpe_max_distance <= rpe_num_buckets // 2:
@@ -55,9 +58,11 @@ class T5Bias(PositionMethod):
     def bucket(self, distance: Tensor) -> Tensor:
         """The bucket of each distance, int64, same shape: half of them exact, the others by log."""
         exact = self.num_buckets // 2
-        steps = (self.num_buckets - exact) / math.log(self.max_distance / exact)
-        ratio = distance.float().clamp(min=exact) / exact
-        by_log = (exact + (ratio.log() * steps).long()).clamp(max=self.num_buckets - 1)
+        # Divides first, as GPT-NeoX does: in another order some whole numbers round to the bucket below.
+        share = (distance.float().clamp(min=exact) / exact).log()
+        share = share / math.log(self.max_distance / exact)
+        by_log = exact + (share * (self.num_buckets - exact)).long()
+        by_log = by_log.clamp(max=self.num_buckets - 1)
         return torch.where(distance < exact, distance.long(), by_log)
 
     def bias(self, distance: Tensor, query_position: Tensor | None = None) -> Tensor:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from megatron_patches.positions._base import PositionMethod
 from megatron_patches.positions._geometry import Geometry
+from megatron_patches.positions._options import whole
 
 BASE = 10000.0
 
@@ -25,20 +26,29 @@ class Sandwich(PositionMethod):
     size; `first_index`, the first k: 0 is the product of two sinusoidal embeddings, 1 is NeMo's count.
     """
 
-    ratio: Tensor
+    where: Tensor
 
     def __init__(
         self, geometry: Geometry, *, dimension: int = 128, first_index: int = 0, **common: Any
     ) -> None:
         super().__init__(geometry, **common)
+        whole("sandwich", "dimension", dimension)
+        whole("sandwich", "first_index", first_index)
         if dimension < 2 or dimension % 2:
             raise ValueError(f"sandwich: dimension={dimension} must be even and at least 2")
         if first_index not in (0, 1):
             raise ValueError(f"sandwich: first_index={first_index} must be 0 or 1")
         self.dimension, self.first_index = dimension, first_index
-        ratio = self.heads / (8 * torch.arange(1, self.heads + 1, dtype=torch.float32))
-        owned = ratio[self.first_head : self.first_head + self.owned_heads]
-        self.register_buffer("ratio", owned, persistent=False)
+        # Without values: its device and dtype are the module's. No state dict would bring values back
+        # that a module built on the meta device never had.
+        self.register_buffer("where", torch.empty(0, dtype=torch.float32), persistent=False)
+
+    @property
+    def ratio(self) -> Tensor:
+        """H / (8h) of the owned heads, rounded to fp32: [H]."""
+        first, last = self.first_head + 1, self.first_head + self.owned_heads
+        heads = torch.arange(first, last + 1, device=self.where.device, dtype=torch.float32)
+        return (self.heads / (8 * heads)).to(self.where.dtype)
 
     def bias(self, distance: Tensor, query_position: Tensor | None = None) -> Tensor:
         """fp32 [H, *distance.shape], 0 at d = 0, below 0 elsewhere; falls, but not steadily."""

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from megatron_patches.positions._base import PositionMethod
 from megatron_patches.positions._geometry import Geometry
+from megatron_patches.positions._options import truth
 from megatron_patches.positions._sums import sum_to_the_end
 
 
@@ -29,7 +30,7 @@ class StickBreaking(PositionMethod):
 
     def __init__(self, geometry: Geometry, *, current: bool = False, **common: Any) -> None:
         super().__init__(geometry, **common)
-        self.current = current
+        self.current = truth(self.name, "current", current)
 
     def score(
         self,

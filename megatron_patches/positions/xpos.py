@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from megatron_patches.positions._geometry import Geometry
+from megatron_patches.positions._options import finite
 from megatron_patches.positions._rotation import Rotation
 
 GAMMA = 0.4
@@ -34,7 +35,7 @@ class XPos(Rotation):
 
     def __init__(self, geometry: Geometry, *, scale_base: float = 512.0, **common: Any) -> None:
         super().__init__(geometry, **common)
-        if scale_base <= 0:
+        if finite("xpos", "scale_base", scale_base) <= 0:
             raise ValueError(f"xpos: scale_base={scale_base} must be positive")
         self.scale_base = float(scale_base)
 

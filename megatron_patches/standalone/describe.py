@@ -7,9 +7,8 @@ from typing import Any
 from megatron_patches.attention import preferences
 from megatron_patches.attention.memory import Size, peak_bytes
 from megatron_patches.config import Config, batch_arithmetic, config_sha, data_parallel_size, dump
-from megatron_patches.positions import build
 from megatron_patches.standalone.build import shape_of
-from megatron_patches.standalone.shape import ModelShape
+from megatron_patches.standalone.shape import ModelShape, position_method
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -21,14 +20,7 @@ def parameter_count(shape: ModelShape) -> int:
     mlp = 2 * width * inner + inner + width
     norms = 4 * width
     embedding = shape.vocabulary * width * (1 if shape.tied_output else 2)
-    method = build(
-        shape.pos_emb,
-        heads=shape.heads,
-        head_dim=shape.head_dim,
-        hidden_size=width,
-        max_length=shape.max_length,
-        **shape.position_options,
-    )
+    method = position_method(shape)
     own = sum(p.numel() for p in method.parameters())
     shared = (shape.position_sharing or method.sharing) == "model" or method.place == "embedding"
     copies = 1 if shared else shape.layers
@@ -60,7 +52,8 @@ def attention_bytes(shape: ModelShape, impl: str, batch: int, length: int, **siz
 def describe(config: Config, processes: int) -> str:
     """Text for `--dry-run`: the resolved YAML, then what it amounts to.
 
-    Raises ConfigError when the batch does not fit the processes or the vocabulary is unknown.
+    Raises ConfigError when the batch does not fit the processes, the vocabulary is unknown, or the
+    position method refuses an option.
     """
     import torch
 
@@ -72,14 +65,7 @@ def describe(config: Config, processes: int) -> str:
         config.distributed_backend is None and torch.cuda.is_available()
     )
     device = torch.device("cuda" if gpus else "cpu")
-    method = build(
-        shape.pos_emb,
-        heads=shape.heads,
-        head_dim=shape.head_dim,
-        hidden_size=shape.hidden_size,
-        max_length=shape.max_length,
-        **shape.position_options,
-    )
+    method = position_method(shape)
     # On a device that is not here, what can run is only known when it does.
     impl = shape.attention
     if impl == "auto":

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from megatron_patches.config import ConfigError
-from megatron_patches.standalone.cache import Cache, planned
+from megatron_patches.standalone.cache import Cache, check_padding, planned
 from megatron_patches.standalone.model import GPT
 
 
@@ -78,8 +78,9 @@ def generate(
         vocabulary: ids from here on are padding of the embedding and are never produced.
 
     Raises:
-        ValueError: empty prompt, padding that does not stand left, padding under a blockwise window, a
-            total length that the position method cannot read, or a setting without a meaning (named).
+        ValueError: empty prompt, padding that does not stand left, padding under a blockwise window or with
+            places that follow the length of the text, a total length that the position method cannot
+            read, or a setting without a meaning (named).
     """
     _check_settings(tokens, temperature, top_k, vocabulary)
     if prompt_BL.shape[1] == 0:
@@ -97,6 +98,7 @@ def generate(
             f"{model.shape.window[0]} windows count from the first key, padding included: continue texts of "
             "different lengths one by one"
         )
+    check_padding(model.position_method, padding_BL)
     model.position_method.can_read(prompt_BL.shape[1] + tokens)
     device = next(model.parameters()).device
     generator = torch.Generator(device=device).manual_seed(seed)

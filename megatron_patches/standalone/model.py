@@ -18,7 +18,7 @@ from megatron_patches.attention import attend
 from megatron_patches.attention.problem import Problem, Sight
 from megatron_patches.attention.selection import choose
 from megatron_patches.positions import PositionMethod
-from megatron_patches.standalone.cache import Cache, check_plan
+from megatron_patches.standalone.cache import Cache, check_plan, positions_of
 from megatron_patches.standalone.shape import ModelShape, initialise, position_methods
 
 
@@ -211,15 +211,12 @@ class GPT(nn.Module):
             tokens_BL: int64 token ids.
             cache: tokens are appended to it; None reads `tokens_BL` as a whole sequence.
             padding_BK: bool, True at padding, over cached and new tokens together. Padding stands left
-                or right of the text; absolute positions count from the first real token.
+                or right of the text; absolute positions count from the first real token. Methods whose
+                `follows_length` is true raise ValueError.
             last: return `[B, last, C]`, the last positions; the last layer computes no others.
         """
-        if cache is not None:
-            check_plan(self.methods)
-        start = 0 if cache is None else cache.length
-        positions = torch.arange(start, start + tokens_BL.shape[1], device=tokens_BL.device)
-        if padding_BK is not None:  # [B, L] from here on
-            positions = ((~padding_BK).cumsum(1) - 1).clamp(min=0)[:, start:]
+        check_plan(self.methods, cache, padding_BK)
+        positions = positions_of(tokens_BL, 0 if cache is None else cache.length, padding_BK)
         x_BLC = self.sequential["0"](tokens_BL, positions)
         recompute = self.shape.checkpoint_activations and self.training and cache is None
         for number in self._layers:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from megatron_patches.config import ConfigError
 from megatron_patches.positions import PositionMethod, build, method_class
 from megatron_patches.training.position_options import LAYER_SEED_STEP
 
@@ -47,16 +48,19 @@ class ModelShape:
 
 
 def position_method(shape: ModelShape, layer: int = 0) -> PositionMethod:
-    """The method of one layer. Raises ValueError or TypeError for options that it does not take."""
-    return build(
-        shape.pos_emb,
-        heads=shape.heads,
-        head_dim=shape.head_dim,
-        hidden_size=shape.hidden_size,
-        max_length=shape.max_length,
-        seed=shape.seed + LAYER_SEED_STEP * layer,
-        **shape.position_options,
-    )
+    """The method of one layer. ConfigError for a value that it refuses, TypeError for other options."""
+    try:
+        return build(
+            shape.pos_emb,
+            heads=shape.heads,
+            head_dim=shape.head_dim,
+            hidden_size=shape.hidden_size,
+            max_length=shape.max_length,
+            seed=shape.seed + LAYER_SEED_STEP * layer,
+            **shape.position_options,
+        )
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
 
 
 def position_methods(shape: ModelShape) -> list[PositionMethod]:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from megatron_patches.standalone import manifest
 from megatron_patches.standalone.model import GPT
+from megatron_patches.standalone.tensor_kinds import unusable
 from megatron_patches.training.untrusted import damaged
 
 State = dict[str, Tensor]
@@ -113,10 +114,12 @@ def _why(error: Exception) -> str:
 def _tensors(path: Path, mapping: Any, prefix: str = "") -> State:
     if not isinstance(mapping, dict):
         raise CheckpointError(f"{path}: expected a mapping of tensors, found {type(mapping)}")
-    bad = [str(k) for k, v in mapping.items() if not isinstance(v, Tensor) and v is not None]
+    found = {str(key): value for key, value in mapping.items() if value is not None}
+    bad = [f"{key} ({why})" for key, value in sorted(found.items()) if (why := unusable(value))]
     if bad:
-        raise CheckpointError(f"{path}: these entries are no tensors: {', '.join(sorted(bad)[:5])}")
-    return {prefix + str(k): v for k, v in mapping.items() if v is not None}
+        listed = ", ".join(bad[:5])
+        raise CheckpointError(f"{path}: these entries are no tensors of floating numbers: {listed}")
+    return {prefix + key: value for key, value in found.items()}
 
 
 def single_files(folder: Path) -> dict[int, Path]:
@@ -263,7 +266,7 @@ def fill(model: GPT, state: State, source: str) -> None:
         if tensor.shape != own.shape:
             problems.append(f"{key}: shape {tuple(tensor.shape)}, expected {tuple(own.shape)}")
             continue
-        if not torch.isfinite(tensor).all():
+        if not torch.isfinite(tensor.to(own.dtype)).all():
             problems.append(f"{key}: holds NaN or infinite values")
         first = first_of.setdefault(own.data_ptr() if own.numel() else id(own), key)
         if first != key and not torch.equal(kept[first], tensor):

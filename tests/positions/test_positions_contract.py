@@ -336,3 +336,27 @@ def test_metadata(name):
         "sinusoidal": "position_embeddings",
     } | dict.fromkeys(["rpe", *KERPLE], "rpe")
     assert method.module_name == homes.get(name, method.module_name)
+
+
+@pytest.mark.parametrize("name", EVERY_KEY)
+def test_built_without_memory_and_loaded(name):
+    """What the state dict leaves out does not depend on memory that `to_empty` leaves as it was."""
+    built = make(name)
+    with torch.device("meta"):
+        empty = make(name)
+    empty.to_empty(device="cpu")
+    for tensor in [*empty.parameters(), *empty.buffers()]:
+        tensor.data.fill_(float("nan"))
+    empty.load_state_dict(built.state_dict(), strict=True)
+    mine, theirs = outputs(empty, torch.arange(9)), outputs(built, torch.arange(9))
+    assert len(mine) == len(theirs)
+    assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
+    q, k = torch.randn(2, 1, 12, 9, 8).unbind(0)
+    for a, b in zip(
+        empty.transform(q, k, torch.arange(9), total_length=9),
+        built.transform(q, k, torch.arange(9), total_length=9),
+        strict=True,
+    ):
+        assert torch.equal(a, b)
+    x = torch.randn(1, 9, 96)
+    assert torch.equal(empty.embed(x, torch.arange(9)), built.embed(x, torch.arange(9)))

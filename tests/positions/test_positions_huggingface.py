@@ -30,6 +30,22 @@ def test_t5_buckets(buckets, farthest):
     assert expected.unique().numel() == buckets
 
 
+@pytest.mark.parametrize(
+    ("buckets", "farthest", "distance", "wanted"), [(128, 100, 80, 96), (256, 200, 160, 192)]
+)
+def test_t5_buckets_where_the_logarithm_is_a_whole_number(buckets, farthest, distance, wanted):
+    """64 log(80 / 64) / log(100 / 64) = 32, for 1.25^2 = 100 / 64: GPT-NeoX has bucket 64 + 32."""
+    modeling = pytest.importorskip("megatron_patches.hf.modeling_gpt_positions")
+    shape = {"rpe_num_buckets": buckets, "rpe_max_distance": farthest}
+    method = build("rpe", heads=2, head_dim=8, hidden_size=16, **shape)
+    config = modeling.GPTPositionsConfig(
+        position="rpe", num_attention_heads=2, hidden_size=16, **shape
+    )
+    theirs = modeling.Position(config)
+    assert method.bucket(torch.tensor([distance])).tolist() == [wanted]
+    assert torch.equal(theirs._bucket(torch.arange(999)), method.bucket(torch.arange(999)))
+
+
 @pytest.mark.parametrize("heads", [1, 2, 6, 8, 12, 16, 25, 40])
 def test_alibi_slopes_of_bloom_and_mpt(heads):
     bloom = pytest.importorskip("transformers.models.bloom.modeling_bloom")

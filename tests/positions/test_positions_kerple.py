@@ -6,15 +6,56 @@ import pytest
 import torch
 from test_positions_contract import KERPLE, make, outputs
 
-from megatron_patches.positions import build
+from megatron_patches.attention import attend
+from megatron_patches.positions import build, method_class
+
+PUBLISHED = [name for name in KERPLE if "as_published" in method_class(name).precisions]
 
 
-@pytest.mark.parametrize("name", KERPLE)
-@pytest.mark.parametrize("precision", ["exact", "as_published"])
+@pytest.mark.parametrize(
+    ("name", "precision"),
+    [*((name, "exact") for name in KERPLE), *((name, "as_published") for name in PUBLISHED)],
+)
 def test_gradient_at_distance_zero_is_finite(name, precision):
     method = make(name, precision=precision, model_dtype="bfloat16")
     sum(values.sum() for values in outputs(method, torch.zeros(4))).backward()
     assert all(p.grad.isfinite().all() for p in method.parameters())
+
+
+def test_kernels_that_were_never_released_have_no_published_rounding():
+    assert set(PUBLISHED) == {
+        *("kerple_log", "kerple_power", "kerple_power_weight", "kerple_weight"),
+    }
+    for name in set(KERPLE) - set(PUBLISHED):
+        with pytest.raises(ValueError, match=f"{name} has no precision='as_published'"):
+            make(name, precision="as_published", model_dtype="float16")
+
+
+@pytest.mark.parametrize("inner", [1.0, 1.9, 40.0])
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_float16_beyond_its_range(name, inner):
+    """Finite gradients where d^1.9 > 65,504, that is from d = 343 on; below it the numbers of float16."""
+    method = make(name, 2, precision="as_published", model_dtype="float16")
+    for key, parameter in method.named_parameters():
+        exponent = method.bounds[key][1] == 2.0
+        parameter.data.fill_(min(inner, 1.9) if exponent or name == "kerple_log" else 0.5)
+    if name == "kerple_log":
+        method.bias_a.data.fill_(inner)
+    q, k, v = (torch.randn(1, 2, 4096, 8).half().requires_grad_() for _ in range(3))
+    attend(q, k, v, method).float().square().sum().backward()
+    for tensor in (q, k, v, *method.parameters()):
+        assert tensor.grad.isfinite().all()
+    table = method.table(343)
+    if table is not None:
+        d = torch.arange(343).half()
+        a, p = (method.get_parameter(key)[0, 0].half() for key in ("bias_a", "bias_p"))
+        plain = -p * torch.log(1 + a * d) if name == "kerple_log" else -a * d.pow(p)
+        assert torch.equal(table[0], plain.detach().float())
+    weights = method.weight_table(4096)
+    if weights is not None:
+        a, p = (method.get_parameter(key)[0, 0].half() for key in ("wei_a", "wei_p"))
+        plain = torch.exp(-a * torch.arange(4096).half().pow(p))
+        assert torch.equal(weights[0], plain.detach().float())
 
 
 @pytest.mark.parametrize("name", KERPLE)

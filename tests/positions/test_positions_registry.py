@@ -148,6 +148,52 @@ def test_impossible_values_are_refused(name, wrong, message):
         build(name, **(GEOMETRY | wrong))
 
 
+NAN = float("nan")
+INTEGER, NUMBER, TRUTH = "must be an integer", "must be a number", "must be true or false"
+FINITE = "must be a finite number"
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "value", "message"),
+    [
+        ("cope", "divide", "false", TRUTH),
+        ("cope", "divide", 1, TRUTH),
+        ("cope", "positions", 10.5, INTEGER),
+        ("cope", "positions", True, INTEGER),
+        ("fire", "width", 2.5, INTEGER),
+        ("fire", "initial_c", NAN, FINITE),
+        ("fire", "initial_c", "0.1", NUMBER),
+        ("fire", "initial_length", NAN, FINITE),
+        ("fire", "initial_length", 10**400, FINITE),
+        ("dape", "width", "wide", INTEGER),
+        ("dape", "base", ["alibi"], "is neither"),
+        ("fox", "gates", ["data"], "is none of data, learned, fixed"),
+        ("fox", "shortest", None, NUMBER),
+        ("fox", "longest", float("inf"), FINITE),
+        ("cable", "form", 3, "is none of released, weighted, unweighted"),
+        ("ggd_bam", "learn_loc", "no", TRUTH),
+        ("ggd_bam_ssmax", "scale_prior", "no", TRUTH),
+        ("ggd_bam_ssmax", "learn_loc", 0, TRUTH),
+        ("stick_breaking", "current", "off", TRUTH),
+        ("rotary", "rotary_emb_base", NAN, FINITE),
+        ("rotary", "rotary_pct", NAN, FINITE),
+        ("randomised_rotary", "rotary_emb_base", "10000", NUMBER),
+        ("randomised_rotary", "span", True, INTEGER),
+        ("xpos", "scale_base", NAN, FINITE),
+        ("learned", "init_method_std", NAN, FINITE),
+        ("randomised_learned", "init_method_std", "0.02", NUMBER),
+        ("rpe", "rpe_num_buckets", 32.0, INTEGER),
+        ("rpe", "rpe_max_distance", "128", INTEGER),
+        ("sandwich", "dimension", 128.0, INTEGER),
+        ("sandwich", "first_index", False, INTEGER),
+    ],
+)
+def test_values_of_another_type_are_refused_by_name(name, option, value, message):
+    with pytest.raises(ValueError, match=message) as refused:
+        build(name, **GEOMETRY, **{option: value})
+    assert str(refused.value).startswith(f"{name}: {option}={value!r} ")
+
+
 def test_the_package_has_no_other_names():
     assert issubclass(PositionMethod, torch.nn.Module)
     assert Geometry(heads=1, head_dim=1, hidden_size=1).owned == (0, 1)

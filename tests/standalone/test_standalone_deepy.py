@@ -64,6 +64,23 @@ def test_dry_run_describes_and_starts_nothing(file, tmp_path, capsys, monkeypatc
 
 
 @pytest.mark.parametrize(
+    ("method", "options", "said"),
+    [
+        ("fire", {"width": 2.5}, "fire: width=2.5 must be an integer"),
+        ("dape", {"width": "wide"}, "dape: width='wide' must be an integer"),
+        ("cope", {"divide": "false"}, "cope: divide='false' must be true or false, without quotes"),
+        ("fire", {"width": 0}, "fire: width=0 must be positive"),
+    ],
+    ids=str,
+)
+def test_a_value_that_the_method_refuses_is_a_wrong_configuration(
+    method, options, said, file, refusal
+):
+    add(file, pos_emb=method, position_options=options)
+    assert refusal("--dry-run") == f"error: {said}\n"
+
+
+@pytest.mark.parametrize(
     ("dataset", "said"),
     [
         ("local_code", r"\(python -m data_prep local_code --output 'here/the text'\)"),

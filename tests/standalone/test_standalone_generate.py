@@ -14,6 +14,7 @@ from megatron_patches.standalone.generate import generate, left_padded
 from megatron_patches.standalone.model import GPT, ModelShape
 
 LENGTH = 40
+FOLLOWING = [name for name in positions.names() if positions.method_class(name).follows_length]
 
 
 def model(name: str, **changes) -> GPT:
@@ -65,9 +66,7 @@ def test_beyond_the_table(name, prompt):
             made.hidden(torch.zeros(1, 1, dtype=torch.int64), cache)
 
 
-@pytest.mark.parametrize(
-    "name", [n for n in positions.names() if positions.method_class(n).follows_length]
-)
+@pytest.mark.parametrize("name", FOLLOWING)
 def test_a_cache_needs_the_length_where_places_follow_it(name):
     made = model(name)
     with pytest.raises(ValueError, match=f"with {name} a token's place follows the length"):
@@ -162,7 +161,7 @@ PROMPTS = [[3, 14, 15, 9, 2, 6, 5], [35], [8, 9, 7, 9], [3, 2, 3, 8, 4, 6, 2]]
 
 
 @pytest.mark.parametrize("changes", [{}, {"window": 5}])
-@pytest.mark.parametrize("name", positions.names())
+@pytest.mark.parametrize("name", [name for name in positions.names() if name not in FOLLOWING])
 def test_left_padded_batches_equal_single_runs(name, changes):
     """Logits in blocks of several tokens, and what is generated, whatever lies under the padding."""
     made = model(name, **changes)
@@ -184,12 +183,33 @@ def test_left_padded_batches_equal_single_runs(name, changes):
         for row, prompt in enumerate(PROMPTS):
             start = 7 - len(prompt)
             alone = torch.tensor([prompt])
-            if not made.position_method.follows_length:
-                assert torch.equal(texts[row, start:], generate(made, alone, new)[0])
+            assert torch.equal(texts[row, start:], generate(made, alone, new)[0])
             with planned(made.methods, total):
                 logits = made(texts[row : row + 1, start:])[0]
             assert torch.equal(logits[len(prompt) - 1 : -1].argmax(-1), texts[row, 7:])
             torch.testing.assert_close(blocks[row, start:], logits, atol=2e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", FOLLOWING)
+def test_places_that_follow_the_length_take_no_padding(name):
+    """One length is planned for the batch, so that shorter rows would not go on as they do alone."""
+    made = model(name)
+    ids, padding = left_padded(PROMPTS)
+    for call in (
+        lambda: generate(made, ids, 3, padding_BL=padding),
+        lambda: made.hidden(ids, None, padding),
+        lambda: made.hidden(ids, None, padding.flip(1)),
+    ):
+        with pytest.raises(ValueError, match=f"with {name} .* one by one"):
+            call()
+    none = torch.zeros_like(padding)
+    text = generate(made, ids, 9, padding_BL=none)
+    assert torch.equal(text, generate(made, ids, 9))
+    for row in (0, 3):  # prompts of one length side by side
+        assert torch.equal(text[row], generate(made, ids[row : row + 1], 9)[0])
+    with torch.no_grad():
+        found = made.logits(made.hidden(ids, None, none))
+        torch.testing.assert_close(found, made(ids), atol=1e-5, rtol=1e-5)
 
 
 def test_blocks_count_from_the_first_key():

@@ -16,6 +16,7 @@ import torch
 
 from megatron_patches.config import ConfigError
 from megatron_patches.standalone import CheckpointError, load_model
+from megatron_patches.standalone.tensor_kinds import unusable
 from megatron_patches.standalone.train import train
 
 LAYERS = tools.GOLDENS / "neox" / "checkpoints" / "rpe-pp1-mp1"
@@ -143,7 +144,42 @@ def test_copies_of_a_shared_method_must_agree(damaged):
 
 
 def test_things_that_are_no_tensors(damaged):
-    assert "are no tensors: name" in damaged(lambda module: module.update(name="x"))
+    message = damaged(lambda module: module.update(name="x"))
+    assert "are no tensors of floating numbers: name (str)" in message
+
+
+KINDS = {
+    "int32": lambda tensor: tensor.to(torch.int32),
+    "bool": lambda tensor: tensor > 0,
+    "complex64": lambda tensor: tensor.to(torch.complex64),
+    "float8_e4m3fn": lambda tensor: tensor.to(torch.float8_e4m3fn),
+    "sparse or quantised": lambda tensor: tensor.to_sparse(),
+    "on the device meta": lambda tensor: tensor.to("meta"),
+    "a single number": lambda tensor: tensor.sum(),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("key", ["mlp.linear1.weight", "attention.rpe.bias_p"])
+def test_tensors_of_other_kinds_are_refused_by_name(damaged, key, kind):
+    """Copied into the model, most of them would be rounded, or lose a part, without a word."""
+    key = f"sequential.2.{key}"
+    message = damaged(lambda module: module.update({key: KINDS[kind](module[key])}))
+    assert f"no tensors of floating numbers: {key} ({kind})" in message
+
+
+@pytest.mark.filterwarnings("ignore:.*quantiz:UserWarning", "ignore:.*quantiz:DeprecationWarning")
+def test_quantised_tensors_are_refused():
+    assert (
+        unusable(torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8))
+        == "sparse or quantised"
+    )
+
+
+def test_numbers_beyond_the_dtype_of_the_model(damaged):
+    key = "sequential.6.final_linear.weight"
+    message = damaged(lambda module: module.update({key: module[key].double() * 1e300}))
+    assert f"{key}: holds NaN or infinite values" in message
 
 
 def test_no_weights_at_all(file, run):
