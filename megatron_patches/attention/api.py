@@ -53,7 +53,8 @@ def attend(
             query sees its own block of `b` positions and the one before. Default: all.
         key_padding_mask: boolean `[batch, keys]`, True where a key is padding. A query that sees no
             key at all gets zeros. Queries, keys and values under the padding count as zeros, so
-            nothing there, NaN included, can reach an output or a gradient.
+            nothing there, NaN included, can reach an output or a gradient. Distances that follow the
+            length of the text (`randomised_*`) follow that of k, padding included.
         transformed: True if `method.transform` was applied already, as in a key/value cache.
         eps: far keys may be left out while they weigh less than this together, for every query; the
             output then differs by at most `2 * eps * max|v|`. 0 leaves out nothing. Saves time where

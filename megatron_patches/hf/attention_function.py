@@ -63,6 +63,11 @@ def attention_function(
             f"attention with {method.name} takes an attention_mask [batch, keys], not "
             f"{list(attention_mask.shape)}: custom masks are not supported"
         )
+    if method.follows_length and attention_mask is not None and not bool(attention_mask.all()):
+        raise ValueError(
+            f"with {method.name} a token's place follows the length of the whole text: a batch has no "
+            "padding; give texts of different lengths one by one"
+        )
     pieces = method.follows_length and query.shape[2] < key.shape[2]
     if pieces and method.planned_length is None:
         raise ValueError(

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from megatron_patches.config import ConfigError
 from megatron_patches.positions import PositionMethod, build, method_class
 from megatron_patches.training.position_options import LAYER_SEED_STEP
 
@@ -60,6 +59,10 @@ def position_method(shape: ModelShape, layer: int = 0) -> PositionMethod:
             **shape.position_options,
         )
     except ValueError as error:
+        try:
+            from megatron_patches.config import ConfigError
+        except ImportError:  # a bare machine, whose options `prepare` has tried
+            raise error from None
         raise ConfigError(str(error)) from error
 
 

@@ -155,6 +155,11 @@ def test_places_that_follow_the_length_need_a_plan(name):
     cache = model(text[:, :5], use_cache=True).cache
     rest = model(text[:, 5:], cache=cache, use_cache=True).logits
     torch.testing.assert_close(rest, whole[:, 5:], atol=3e-5, rtol=1e-5)
+    mask = torch.ones_like(text)
+    torch.testing.assert_close(model(text, attention_mask=mask).logits, whole, atol=3e-5, rtol=1e-5)
+    mask[1, :4] = 0
+    with pytest.raises(ValueError, match=f"with {name} .*a batch has no padding"):
+        model(text, attention_mask=mask)
     before = methods[0].step
     methods.project_()
     assert methods[0].step == before + 1
