@@ -263,8 +263,9 @@ def fill(model: GPT, state: State, source: str) -> None:
             if own is not None:
                 kept[key] = own
             continue
-        if tensor.shape != own.shape:
-            problems.append(f"{key}: shape {tuple(tensor.shape)}, expected {tuple(own.shape)}")
+        shape = "" if tensor.shape == own.shape else f"shape {tuple(tensor.shape)}"
+        if wrong := unusable(tensor) or shape:
+            problems.append(f"{key}: {wrong}, expected {tuple(own.shape)}")
             continue
         if not torch.isfinite(tensor.to(own.dtype)).all():
             problems.append(f"{key}: holds NaN or infinite values")
@@ -276,11 +277,9 @@ def fill(model: GPT, state: State, source: str) -> None:
             )
         kept[key] = tensor
     if problems:
-        shown = "\n  ".join(problems[:20])
-        more = f"\n  and {len(problems) - 20} more" if len(problems) > 20 else ""
-        raise CheckpointError(
-            f"{source} does not fit this {model.shape.pos_emb} model:\n  {shown}{more}"
-        )
+        more = [f"and {len(problems) - 20} more"] if len(problems) > 20 else []
+        listed = "\n  ".join([f"this {model.shape.pos_emb} model:", *problems[:20], *more])
+        raise CheckpointError(f"{source} does not fit {listed}")
     model.load_state_dict(kept, strict=True)
 
 

@@ -231,6 +231,13 @@ def test_no_model_without_its_bias(tmp_path, damage):
             read_model(folder)
 
 
+def test_integers_are_no_weights(tmp_path):
+    folder, whole = carried(tmp_path, "kerple_log"), torch.ones(3, 1, 1, dtype=torch.int32)
+    changed(folder, lambda s: s.update({"position.0.bias_a": whole}))
+    with pytest.raises(CheckpointError, match=r"bias_a: int32, expected \(3, 1, 1\)"):
+        read_model(folder)
+
+
 @torch.no_grad()
 def test_saved_by_transformers_and_loaded_again(tmp_path):
     theirs = load(carried(tmp_path, "kerple_log3"))
