@@ -3,7 +3,7 @@
 All runs of a method start from the same weights and read the same samples: the standalone engine, NeoX
 with one process, with layers of type `attend`, with 2 tensor-parallel shards, 2 pipeline stages and 2
 data-parallel processes. Everything runs on the CPU. The exit code is 1 where a run fails, or differs
-by more than 1e-5 (CoPE: 1e-4, for the reason that is printed).
+by more than 1e-5 (1e-4 for a method whose gradients jump with rounding, which is printed with its reason).
 
 Example: NEOX_HOME=~/gpt-neox python scripts/neox_smoke.py --methods kerple_log alibi
 """
@@ -28,7 +28,7 @@ sys.path.insert(0, str(ROOT))
 
 from megatron_patches.config import ConfigError, dump, from_mapping  # noqa: E402
 from megatron_patches.neox import find  # noqa: E402
-from megatron_patches.positions import names  # noqa: E402
+from megatron_patches.positions import method_class, names  # noqa: E402
 from megatron_patches.standalone.arguments import USAGE, guarded, parser, whole  # noqa: E402
 from megatron_patches.standalone.provenance import git_sha  # noqa: E402
 
@@ -36,10 +36,7 @@ DATA = ROOT / "tests" / "goldens" / "neox_data"
 # Begins the answer of the suite where GPT-NeoX could not carry a method; such a cell says `refused`.
 LOSES = "this configuration would lose its position method"
 TOLERANCE = 1e-5  # relative, of each step's loss and gradient norm; all arithmetic is float32
-# Methods that are allowed more, and why.
-LOOSER = {
-    "cope": (1e-4, "its gradients jump where rounding moves a count past a whole number"),
-}
+LOOSER = 1e-4  # for methods with `rounding_jumps`
 BASE: dict[str, Any] = {
     "num_layers": 2,
     "hidden_size": 64,
@@ -108,7 +105,7 @@ class Outcome:
     def right(self) -> bool:
         if self.refused:
             return True
-        allowed, _ = LOOSER.get(self.method, (TOLERANCE, ""))
+        allowed = LOOSER if method_class(self.method).rounding_jumps else TOLERANCE
         return not self.error and self.difference is not None and self.difference <= allowed
 
 
@@ -264,13 +261,9 @@ def append(path: Path, outcomes: list[Outcome], commit: str) -> None:
 
 def allowances(methods: Sequence[str]) -> str:
     """How far the ways may lie apart; of the methods that are allowed more, why."""
-    told = [f"allowed: {TOLERANCE:.0e}"]
-    told += [
-        f"{name}: {much:.0e}, because {why}"
-        for name, (much, why) in LOOSER.items()
-        if name in methods
-    ]
-    return "\n".join(told)
+    reasons = {name: method_class(name).rounding_jumps for name in methods}
+    told = [f"{name}: {LOOSER:.0e}, because {why}" for name, why in reasons.items() if why]
+    return "\n".join([f"allowed: {TOLERANCE:.0e}", *told])
 
 
 def line(outcomes: list[Outcome]) -> str:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from megatron_patches.analysis.jsonl import RowError
+
+if TYPE_CHECKING:
+    from megatron_patches.analysis.rows import Row
 
 PROTOCOLS = ("nonoverlap", "last", "sliding", "position", "paper")
 STATUSES = ("ok", "refused", "failed")
@@ -16,50 +18,7 @@ WHOLE_WINDOW = ("nonoverlap", "position", "paper")
 SEEDED_WINDOWS = ("paper",)
 
 
-class Cell(Protocol):
-    """What the checks read of a row (``rows.Row``, which imports them)."""
-
-    @property
-    def protocol(self) -> str: ...
-
-    @property
-    def status(self) -> str: ...
-
-    @property
-    def message(self) -> str | None: ...
-
-    @property
-    def eval_length(self) -> int: ...
-
-    @property
-    def stride(self) -> int: ...
-
-    @property
-    def last_k(self) -> int | None: ...
-
-    @property
-    def loss(self) -> float | None: ...
-
-    @property
-    def perplexity(self) -> float | None: ...
-
-    @property
-    def bits_per_byte(self) -> float | None: ...
-
-    @property
-    def tokens(self) -> int: ...
-
-    @property
-    def windows(self) -> int: ...
-
-    @property
-    def window_losses(self) -> Sequence[float]: ...
-
-    @property
-    def position_losses(self) -> Sequence[float] | None: ...
-
-
-def check_cell(row: Cell) -> None:
+def check_cell(row: Row) -> None:
     """Raise RowError, naming the fields, when the values of ``row`` contradict one another."""
     _check_protocol(row)
     if row.status == "ok":
@@ -68,7 +27,7 @@ def check_cell(row: Cell) -> None:
         _check_no_scores(row)
 
 
-def _check_protocol(row: Cell) -> None:
+def _check_protocol(row: Row) -> None:
     if row.protocol not in PROTOCOLS:
         raise RowError(f"protocol: {row.protocol!r} is none of {', '.join(PROTOCOLS)}")
     if row.status not in STATUSES:
@@ -82,7 +41,7 @@ def _check_protocol(row: Cell) -> None:
         )
 
 
-def _check_scores(row: Cell) -> None:
+def _check_scores(row: Row) -> None:
     if row.loss is None or row.perplexity is None:
         raise RowError('loss, perplexity: both are needed when status is "ok"')
     if row.tokens == 0 or row.windows == 0:
@@ -107,7 +66,7 @@ def _check_scores(row: Cell) -> None:
     _check_positions(row, row.loss, size, slack)
 
 
-def _equal_window_size(row: Cell) -> int | None:
+def _equal_window_size(row: Row) -> int | None:
     """Tokens scored per window where all windows have the same number, else None."""
     sizes = [row.last_k] if row.last_k else [row.eval_length, row.eval_length - 1]
     if row.protocol == "sliding":
@@ -115,7 +74,7 @@ def _equal_window_size(row: Cell) -> int | None:
     return next((size for size in sizes if size and row.tokens == size * row.windows), None)
 
 
-def _check_positions(row: Cell, loss: float, size: int | None, slack: float) -> None:
+def _check_positions(row: Row, loss: float, size: int | None, slack: float) -> None:
     losses = row.position_losses
     if losses is None:
         if row.protocol == "position":
@@ -130,7 +89,7 @@ def _check_positions(row: Cell, loss: float, size: int | None, slack: float) -> 
         raise RowError(f"loss: {loss!r}, but the mean of position_losses is {mean!r}")
 
 
-def _check_no_scores(row: Cell) -> None:
+def _check_no_scores(row: Row) -> None:
     if row.message is None:
         raise RowError(f"message: needed when status is {row.status!r}")
     scores = (row.loss, row.perplexity, row.bits_per_byte, row.position_losses)

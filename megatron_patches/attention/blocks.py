@@ -27,9 +27,6 @@ FEWEST_ROWS = (
 )
 
 
-_IN_ORDER = torch.contiguous_format
-
-
 def block_shape(batch: int, heads: int, keys: int, device: str = "cpu") -> tuple[int, int]:
     """Samples and heads whose scores of one chunk are computed together on this type of device."""
     scores = BACKWARD_SCORES if device == "cpu" else BACKWARD_SCORES_ELSEWHERE
@@ -98,9 +95,10 @@ def probabilities(
     shape = (samples, group, rows, width)
     raw = None
     if weight_GCE is None:
-        # A copy in any case: of one query and one head the view of the table is contiguous already.
-        own = bias_GCE.dim() == len(shape)
-        scores = bias_GCE if own else bias_GCE.expand(shape).clone(memory_format=_IN_ORDER)
+        scores = bias_GCE
+        if bias_GCE.dim() < len(shape):
+            # Not `contiguous`: of one query and one head the view of the table is so already.
+            scores = bias_GCE.expand(shape).clone(memory_format=torch.contiguous_format)
         scores.view(-1, rows, width).baddbmm_(q_NCD, kT_NDE, alpha=scale)
     else:
         raw = torch.bmm(q_NCD, kT_NDE).mul_(scale).view(shape)

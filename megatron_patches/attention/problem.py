@@ -208,4 +208,5 @@ def _bias(
         method.bias(distance_QK, (position_Q - first).clamp(min=0))
         for first in first_token_B.tolist()
     ]
-    return torch.stack([row for row in rows if row is not None]) if rows[0] is not None else None
+    found = [row for row in rows if row is not None]
+    return torch.stack(found) if found else None

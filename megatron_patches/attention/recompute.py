@@ -8,7 +8,7 @@ then keeps most of those.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -51,13 +51,12 @@ class _Dense(nn.Module):
         super().__init__()
         self.method, self.names = method, names
 
-    def again(self, parameters: Sequence[Tensor], problem: Problem, first_key: int) -> Tensor:
+    def of(self, parameters: Sequence[Tensor]) -> Callable[[Problem, int], Tensor]:
         own = (self.method.get_parameter(name) for name in self.names)
         if all(mine is other for mine, other in zip(own, parameters, strict=True)):
-            return dense(problem, first_key)
+            return dense
         swapped = {f"method.{n}": p for n, p in zip(self.names, parameters, strict=True)}
-        out: Tensor = functional_call(self, swapped, (problem, first_key))
-        return out
+        return lambda problem, first_key: functional_call(self, swapped, (problem, first_key))
 
     def forward(self, problem: Problem, first_key: int) -> Tensor:
         return dense(problem, first_key)
@@ -101,7 +100,7 @@ class _Recomputed(torch.autograd.Function):
         # The saved parameters are only checked for changes: an outer checkpoint hands back copies.
         q, k, v = ctx.saved_tensors[:3]
         problem, sight = Problem(q, k, v, *ctx.rest), ctx.rest[2]
-        dtype = problem.compute_dtype
+        dtype, compute = problem.compute_dtype, ctx.pieces.of(ctx.parameters)
         sums = [torch.zeros_like(t, dtype=dtype) for t in (q, k, v)]
         sums += [torch.zeros_like(p) for p in ctx.parameters]
         for some, rows in _pieces(problem):
@@ -110,7 +109,7 @@ class _Recomputed(torch.autograd.Function):
             leaves = [t.detach().to(dtype).requires_grad_() for t in (part.q, part.k, part.v)]
             with torch.enable_grad():
                 again = replace(part, q=leaves[0], k=leaves[1], v=leaves[2])
-                out = ctx.pieces.again(ctx.parameters, again, start)
+                out = compute(again, start)
             found = torch.autograd.grad(
                 out,
                 [*leaves, *ctx.parameters],

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from megatron_patches.attention import attend
 from megatron_patches.positions import PositionMethod
+from megatron_patches.standalone.cache import check_padding
 
 NAME = "position_method"
 SLOT = "_position_method"  # of an attention module: (method, implementation), hidden from nn.Module
@@ -63,11 +64,8 @@ def attention_function(
             f"attention with {method.name} takes an attention_mask [batch, keys], not "
             f"{list(attention_mask.shape)}: custom masks are not supported"
         )
-    if method.follows_length and attention_mask is not None and not bool(attention_mask.all()):
-        raise ValueError(
-            f"with {method.name} a token's place follows the length of the whole text: a batch has no "
-            "padding; give texts of different lengths one by one"
-        )
+    padding = None if attention_mask is None else ~attention_mask
+    check_padding(method, padding)
     pieces = method.follows_length and query.shape[2] < key.shape[2]
     if pieces and method.planned_length is None:
         raise ValueError(
@@ -77,7 +75,6 @@ def attention_function(
     groups = query.shape[1] // key.shape[1]
     if groups > 1:
         key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
-    padding = None if attention_mask is None else ~attention_mask
     out = attend(query, key, value, method, impl=impl, key_padding_mask=padding)
     return out.transpose(1, 2).contiguous(), None
 

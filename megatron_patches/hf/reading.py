@@ -43,10 +43,8 @@ _SCALINGS: dict[str, dict[str, tuple[str, Any]]] = {
     },
 }
 _ANY_ROPE = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
-_AMPLITUDES = (
-    "mscale",
-    "mscale_all_dim",
-)  # of yarn; they decide where there is no attention_factor
+# Of yarn; they decide where there is no attention_factor.
+_AMPLITUDES = ("mscale", "mscale_all_dim")
 _SAME = {
     "num_hidden_layers": "num_layers",
     "hidden_size": "hidden_size",

@@ -39,6 +39,8 @@ class PositionMethod(Precise):
     # Whether a token's place depends on how long the whole text is: `planned_length`, or without one as much
     # as is given, so that it is read in one piece. `transform` then counts positions without the padding.
     follows_length: ClassVar[bool] = False
+    # Why gradients jump where rounding differs, so that two ways of computing drift apart; "": they do not.
+    rounding_jumps: ClassVar[str] = ""
     # Options that a trained model may be read with in other values; they change no parameter's shape.
     evaluation_options: ClassVar[tuple[str, ...]] = ()
 

@@ -31,6 +31,7 @@ class Cope(PositionMethod):
     tier = "content"
     module_name = "rpe"
     sharing = "layer"
+    rounding_jumps = "gradients jump where rounding moves a count past a whole number"
     pos_emb: nn.Parameter
 
     def __init__(

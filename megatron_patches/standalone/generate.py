@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from megatron_patches.config import ConfigError
-from megatron_patches.standalone.cache import Cache, check_padding, planned
+from megatron_patches.standalone.cache import Cache, planned
 from megatron_patches.standalone.model import GPT
 
 
@@ -98,7 +98,6 @@ def generate(
             f"{model.shape.window[0]} windows count from the first key, padding included: continue texts of "
             "different lengths one by one"
         )
-    check_padding(model.position_method, padding_BL)
     model.position_method.can_read(prompt_BL.shape[1] + tokens)
     device = next(model.parameters()).device
     generator = torch.Generator(device=device).manual_seed(seed)
