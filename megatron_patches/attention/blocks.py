@@ -17,14 +17,17 @@ LOG2E = 1.4426950408889634
 # 131072 keys, in one go; with the handful of tensors of that size at once it stays near 2 GB.
 BACKWARD_SCORES = 1 << 18
 BACKWARD_SCORES_ELSEWHERE = 1 << 27
-# The same for methods that read whole rows of all heads: they keep up to 16 tensors of the size of the
-# scores for their backward. 16 MB each on the CPU, 128 MB elsewhere: 256 MB and 2 GB together.
+# The same for methods that read whole rows of all heads: scores and their gradient, 16 MB each on the CPU,
+# 128 MB elsewhere.
 WHOLE_ROWS = 1 << 22
 WHOLE_ROWS_ELSEWHERE = 1 << 25
-WHOLE_ROWS_CHUNK = 64  # queries at most, on the CPU: fewer of the future, and closer to the cache
+WHOLE_ROWS_CHUNK = 64  # queries at most, on the CPU: fewer of the future
 FEWEST_ROWS = (
     16  # fewer than these only when samples go one by one: every piece touches all of k and v
 )
+# Floats that such a method itself works with at a time: 4 MB, of which one step of it touches a part.
+# Smaller pieces cost more calls than they save memory traffic. Elsewhere it takes all rows of a piece.
+WORKED_ON = 1 << 20
 
 
 def block_shape(batch: int, heads: int, keys: int, device: str = "cpu") -> tuple[int, int]:
@@ -76,6 +79,11 @@ def whole_rows(batch: int, heads: int, keys: int, device: str = "cpu") -> tuple[
     row = heads * keys
     samples = min(batch, max(1, budget // (FEWEST_ROWS * row)))
     return samples, min(chunk, max(1, budget // (samples * row)))
+
+
+def rows_worked_on(row: int, floats_per_score: int, rows: int, device: str = "cpu") -> int:
+    """Of `rows` queries with `row` scores each, those that a method goes through at a time."""
+    return max(1, min(rows, WORKED_ON // (row * floats_per_score))) if device == "cpu" else rows
 
 
 def probabilities(

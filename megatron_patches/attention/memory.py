@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from megatron_patches.attention import blocks
 
 RETAINED = 6 << 20  # freed blocks that the allocator keeps while it works through a backward
+FLOATS_PER_SCORE = 16  # of the method that keeps most, with the gaps that the allocator leaves
 WORD = 4  # scores, tables and softmax are float32
 
 
@@ -59,20 +60,18 @@ def _reference(size: Size) -> int:
 
 
 def _whole_rows(size: Size) -> int:
-    """Some queries over all heads: scores, what the method makes of them, their gradients.
-
-    For the method that keeps most of them, with the gaps that the allocator leaves: up to a quarter, and
-    different in every process. Others stay below, to a third.
-    """
+    """Scores of some queries over all heads, what the method makes of a few of them, and gradients."""
     samples, rows = blocks.whole_rows(size.batch, size.heads, size.keys, size.device)
-    scores = samples * size.heads * min(rows, size.queries) * size.keys * WORD
+    rows = min(rows, size.queries)
+    row = samples * size.heads * size.keys
+    worked = blocks.rows_worked_on(row, FLOATS_PER_SCORE, rows, size.device)
+    worked *= row * FLOATS_PER_SCORE * WORD
+    scores = row * rows * WORD
+    # float32 copies of keys and values of the samples at hand
+    flat = 2 * size.k * samples // size.batch * WORD // size.itemsize
     if not size.gradients:
-        return size.q + 16 * scores
-    # float32 sums of the gradients of q, k and v, those of one piece, and the sums in their own dtype
-    sums = (size.q + 2 * size.k) * WORD // size.itemsize
-    piece = sums * samples // size.batch
-    cast = sums // 2 if size.itemsize < WORD else 0
-    return size.q + sums + piece + cast + 33 * scores
+        return size.q + flat + scores + worked + RETAINED
+    return 2 * size.q + 2 * size.k + 2 * flat + 2 * scores + 3 * worked + RETAINED
 
 
 def _chunked(size: Size) -> int:

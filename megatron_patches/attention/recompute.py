@@ -1,25 +1,28 @@
-"""Dense attention piece by piece, recomputed in the backward: methods beyond a table of distances.
+"""Attention piece by piece, recomputed in the backward: methods beyond a table of distances.
 
 A method of tier `positional` or `content` may look at whole rows and at all heads, so neither keys nor
-heads are split, only samples and queries. Not `torch.utils.checkpoint` around every piece: its outputs,
-alive until the end, lie between temporary blocks that grow from piece to piece, and the C allocator
-then keeps most of those.
+heads are split, only samples and queries. Products with keys and values take many queries at once;
+what the method makes of them goes a few rows at a time, which stay in the cache. Only this in between
+is left to autograd.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from megatron_patches.attention.blocks import whole_rows
-from megatron_patches.attention.problem import Problem, Sight, dense
+from megatron_patches.attention.blocks import rows_worked_on, whole_rows
+from megatron_patches.attention.problem import Problem, Sight, weights
 from megatron_patches.positions import PositionMethod
 from megatron_patches.positions._once import first_order
+
+# (rows of the problem, their scores, position of their first key) -> their weights
+Weights = Callable[[Problem, Tensor, int], Tensor]
 
 
 def recomputed(problem: Problem) -> Tensor:
@@ -27,10 +30,11 @@ def recomputed(problem: Problem) -> Tensor:
 
     Beyond that only the scores of a single query of a single sample, where these alone are more.
     """
-    # Parameters are arguments so that the graph leads to them; `dense` reads them from the method.
+    problem = problem.without_padding_values()
+    # Parameters are arguments so that the graph leads to them; `weights` reads them from the method.
     named = [(n, p) for n, p in problem.method.named_parameters() if p.requires_grad]
     out: Tensor = _Recomputed.apply(
-        _Dense(problem.method, tuple(name for name, _ in named)),
+        _Weights(problem.method, tuple(name for name, _ in named)),
         problem.scale,
         problem.sight,
         problem.q,
@@ -41,8 +45,8 @@ def recomputed(problem: Problem) -> Tensor:
     return out
 
 
-class _Dense(nn.Module):
-    """`dense` with the parameters that the forward had, whatever the method holds in the meantime.
+class _Weights(nn.Module):
+    """`weights` with the parameters that the forward had, whatever the method holds in the meantime.
 
     Under `torch.func.functional_call` they are other tensors than the method's own.
     """
@@ -51,32 +55,89 @@ class _Dense(nn.Module):
         super().__init__()
         self.method, self.names = method, names
 
-    def of(self, parameters: Sequence[Tensor]) -> Callable[[Problem, int], Tensor]:
+    def of(self, parameters: Sequence[Tensor]) -> Weights:
         own = (self.method.get_parameter(name) for name in self.names)
         if all(mine is other for mine, other in zip(own, parameters, strict=True)):
-            return dense
+            return weights
         swapped = {f"method.{n}": p for n, p in zip(self.names, parameters, strict=True)}
-        return lambda problem, first_key: functional_call(self, swapped, (problem, first_key))
+        return lambda *arguments: functional_call(self, swapped, arguments)
 
-    def forward(self, problem: Problem, first_key: int) -> Tensor:
-        return dense(problem, first_key)
+    def forward(self, problem: Problem, scores: Tensor, first_key: int) -> Tensor:
+        return weights(problem, scores, first_key)
 
 
-def _pieces(problem: Problem) -> Iterator[tuple[slice, slice]]:
-    """Slices of samples and queries to compute together."""
+class _Rows(NamedTuple):
+    """Queries, and the keys that at least one of them sees."""
+
+    queries: slice
+    keys: slice
+
+    def of(self, products_BHRK: Tensor, piece: _Rows) -> Tensor:
+        """Their part of the products of a piece that they lie in, a view."""
+        lines = _shift(self.queries, piece.queries.start)
+        return products_BHRK[:, :, lines, _shift(self.keys, piece.keys.start)]
+
+    def put(self, values: Tensor, products_BHRK: Tensor, piece: _Rows) -> None:
+        """Writes there, and 0 where these queries see no key but others of the piece do."""
+        lines = products_BHRK[:, :, _shift(self.queries, piece.queries.start)]
+        keys = _shift(self.keys, piece.keys.start)
+        lines[..., : keys.start] = 0
+        lines[..., keys] = values
+        lines[..., keys.stop :] = 0
+
+
+def _shift(some: slice, by: int) -> slice:
+    return slice(some.start - by, some.stop - by)
+
+
+def _rows(sight: Sight, queries: slice, count: int) -> Iterator[_Rows]:
+    """`count` queries at a time."""
+    for first in range(queries.start, queries.stop, count):
+        last = min(first + count, queries.stop)
+        yield _Rows(slice(first, last), slice(sight.first_key(first), sight.offset + last))
+
+
+class _Samples:
+    """Samples whose products are taken together, their heads behind them in one dimension N."""
+
+    def __init__(self, problem: Problem, rows: int) -> None:
+        self.problem, self.rows = problem, rows
+        # Once and not in every product, which would copy keys that do not lie side by side.
+        self.k_NKD, self.v_NKD = (self.flat(t).contiguous() for t in (problem.k, problem.v))
+
+    def flat(self, t: Tensor) -> Tensor:
+        """`[B, H, ...]` -> `[N, ...]` in the dtype of the computation."""
+        return t.to(self.problem.compute_dtype).reshape(-1, *t.shape[2:])
+
+    def pieces(self) -> Iterator[_Rows]:
+        return _rows(self.problem.sight, slice(0, self.problem.queries), self.rows)
+
+    def parts(self, piece: _Rows) -> Iterator[_Rows]:
+        batch, heads = self.problem.q.shape[:2]
+        row = batch * heads * (piece.keys.stop - piece.keys.start)
+        kept, device = self.problem.method.floats_per_score, self.problem.q.device.type
+        count = rows_worked_on(row, kept, self.rows, device)
+        return _rows(self.problem.sight, piece.queries, count)
+
+    def products(self, rows_NRD: Tensor, keys_NKD: Tensor) -> Tensor:
+        """Of each row with each key or value, `[B, H, R, K]`."""
+        product = torch.bmm(rows_NRD, keys_NKD.transpose(1, 2))
+        return product.view(*self.problem.q.shape[:2], *product.shape[1:])
+
+
+def _together(problem: Problem) -> Iterator[tuple[slice, _Samples]]:
     batch, heads = problem.q.shape[:2]
-    samples, rows = whole_rows(batch, heads, problem.keys, problem.q.device.type)
-    for sample in range(0, batch, samples):
-        some = slice(sample, min(sample + samples, batch))
-        for first in range(0, problem.queries, rows):
-            yield some, slice(first, min(first + rows, problem.queries))
+    count, rows = whole_rows(batch, heads, problem.keys, problem.q.device.type)
+    for first in range(0, batch, count):
+        some = slice(first, min(first + count, batch))
+        yield some, _Samples(problem.samples(some), rows)
 
 
 class _Recomputed(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        pieces: _Dense,
+        swapped: _Weights,
         scale: float,
         sight: Sight,
         q: Tensor,
@@ -85,13 +146,19 @@ class _Recomputed(torch.autograd.Function):
         *parameters: Tensor,
     ) -> Tensor:
         ctx.save_for_backward(q, k, v, *parameters)
-        ctx.pieces, ctx.parameters = pieces, parameters
-        ctx.rest = (pieces.method, scale, sight)
-        problem = Problem(q, k, v, *ctx.rest)
+        ctx.swapped, ctx.parameters = swapped, parameters
+        ctx.rest = (swapped.method, scale, sight)
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
-        for some, rows in _pieces(problem):
-            part = problem.samples(some).rows(rows.start, rows.stop)
-            out[some, :, rows] = dense(part, sight.first_key(rows.start))
+        for some, samples in _together(Problem(q, k, v, *ctx.rest)):
+            for piece in samples.pieces():
+                q_NRD = samples.flat(samples.problem.q[:, :, piece.queries])
+                scores = samples.products(q_NRD, samples.k_NKD[:, piece.keys]).mul_(scale)
+                for part in samples.parts(piece):
+                    rows = samples.problem.rows(part.queries.start, part.queries.stop)
+                    p = weights(rows, part.of(scores, piece), part.keys.start)
+                    part.put(p, scores, piece)
+                block_NRD = torch.bmm(scores.flatten(0, 1), samples.v_NKD[:, piece.keys])
+                out[some, :, piece.queries] = block_NRD.view_as(out[some, :, piece.queries])
         return out
 
     @staticmethod
@@ -99,36 +166,64 @@ class _Recomputed(torch.autograd.Function):
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         # The saved parameters are only checked for changes: an outer checkpoint hands back copies.
         q, k, v = ctx.saved_tensors[:3]
-        problem, sight = Problem(q, k, v, *ctx.rest), ctx.rest[2]
-        dtype, compute = problem.compute_dtype, ctx.pieces.of(ctx.parameters)
-        sums = [torch.zeros_like(t, dtype=dtype) for t in (q, k, v)]
-        sums += [torch.zeros_like(p) for p in ctx.parameters]
-        for some, rows in _pieces(problem):
-            start, end = sight.first_key(rows.start), sight.offset + rows.stop
-            part = problem.samples(some).rows(rows.start, rows.stop)
-            leaves = [t.detach().to(dtype).requires_grad_() for t in (part.q, part.k, part.v)]
-            with torch.enable_grad():
-                again = replace(part, q=leaves[0], k=leaves[1], v=leaves[2])
-                out = compute(again, start)
-            found = torch.autograd.grad(
-                out,
-                [*leaves, *ctx.parameters],
-                grad_out[some, :, rows].to(dtype),
-                allow_unused=True,
-            )
-            places = [
-                sums[0][some, :, rows],
-                *(t[some, :, start:end] for t in sums[1:3]),
-                *sums[3:],
-            ]
-            for total, grad in zip(places, found, strict=True):
-                if grad is not None:
-                    total += grad
-            del leaves, out, found, grad  # else they stay while the next piece makes its own
-        inputs = (q, k, v, *ctx.parameters)
+        compute, scale = ctx.swapped.of(ctx.parameters), ctx.rest[1]
+        grads = [torch.empty_like(t) for t in (q, k, v)]
+        sums = [torch.zeros_like(p) for p in ctx.parameters]
+        for some, samples in _together(Problem(q, k, v, *ctx.rest)):
+            sum_k, sum_v = torch.zeros_like(samples.k_NKD), torch.zeros_like(samples.v_NKD)
+            for piece in samples.pieces():
+                q_NRD = samples.flat(samples.problem.q[:, :, piece.queries])
+                grad_NRD = samples.flat(grad_out[some, :, piece.queries])
+                keys_NKD = samples.k_NKD[:, piece.keys]
+                p = samples.products(q_NRD, keys_NKD).mul_(scale)
+                grad_s = samples.products(grad_NRD, samples.v_NKD[:, piece.keys])
+                direct_NRD = _through_rows(
+                    samples, piece, p, grad_s, q_NRD, compute, ctx.parameters, sums
+                )
+                p_NRK, grad_s_NRK = p.flatten(0, 1), grad_s.flatten(0, 1)
+                sum_v[:, piece.keys].baddbmm_(p_NRK.transpose(1, 2), grad_NRD)
+                sum_k[:, piece.keys].baddbmm_(grad_s_NRK.transpose(1, 2), q_NRD, alpha=scale)
+                grad_NRD = torch.baddbmm(direct_NRD, grad_s_NRK, keys_NKD, alpha=scale)
+                grads[0][some, :, piece.queries] = grad_NRD.view_as(q[some, :, piece.queries])
+            grads[1][some] = sum_k.view_as(k[some])
+            grads[2][some] = sum_v.view_as(v[some])
         needs = ctx.needs_input_grad[3:]
-        grads = [
-            total.to(t.dtype) if need else None
-            for total, t, need in zip(sums, inputs, needs, strict=True)
-        ]
-        return (None, None, None, *grads)
+        wanted = (g if need else None for g, need in zip([*grads, *sums], needs, strict=True))
+        return (None, None, None, *wanted)
+
+
+def _through_rows(
+    samples: _Samples,
+    piece: _Rows,
+    scores: Tensor,
+    grad_p: Tensor,
+    q_NRD: Tensor,
+    compute: Weights,
+    parameters: Sequence[Tensor],
+    sums: Sequence[Tensor],
+) -> Tensor:
+    """Turns `scores` into weights and `grad_p`, the weights' gradient, into that of the scores, in place.
+
+    Adds the parameters' gradients to `sums`. Returns that of the queries as far as the method reads them
+    itself, `[N, R, D]`.
+    """
+    direct_NRD = torch.zeros_like(q_NRD)
+    for part in samples.parts(piece):
+        rows = samples.problem.rows(part.queries.start, part.queries.stop)
+        own = part.of(scores, piece).detach().requires_grad_()
+        read = rows.q.detach().to(scores.dtype).requires_grad_()
+        with torch.enable_grad():
+            p = compute(replace(rows, q=read), own, part.keys.start)
+        found = torch.autograd.grad(
+            p, [own, read, *parameters], part.of(grad_p, piece), allow_unused=True
+        )
+        part.put(p.detach(), scores, piece)
+        if found[0] is not None:
+            part.put(found[0], grad_p, piece)
+        if found[1] is not None:
+            lines = _shift(part.queries, piece.queries.start)
+            direct_NRD[:, lines] = found[1].flatten(0, 1)
+        for total, grad in zip(sums, found[2:], strict=True):
+            if grad is not None:
+                total += grad
+    return direct_NRD

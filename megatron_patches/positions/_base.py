@@ -190,6 +190,11 @@ class PositionMethod(Precise):
         """Whether attention must keep all heads and all keys of a query together."""
         return self.tier == "positional" or self.rewrites_scores
 
+    @property
+    def floats_per_score(self) -> int:
+        """Numbers kept for each score on the way to its weight, about: the more, the fewer rows at a time."""
+        return 8 if self.rewrites_scores else 2
+
     def can_read(self, length: int) -> None:
         """Return if an input of `length` tokens is possible.
 

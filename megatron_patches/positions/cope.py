@@ -66,7 +66,7 @@ class Cope(PositionMethod):
 
         The gradient reaches the gates through a count's shares, and ends where the count is cut.
         """
-        gates = torch.sigmoid(scores_BHQK).masked_fill(~visible_QK, 0.0)
+        gates = torch.sigmoid(scores_BHQK) * visible_QK.to(scores_BHQK.dtype)
         count = sum_to_the_end(gates).clamp(max=self.positions - 1)
         lower = count.detach().floor()
         share, index = count - lower, lower.long()

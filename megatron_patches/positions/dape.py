@@ -101,5 +101,10 @@ class Dape(Kerple):
         correction = outer.expand(batch, -1, -1).bmm(F.leaky_relu(hidden, SLOPE, inplace=True))
         return scores_BHQK + base_HQK + correction.view(size)
 
+    @property
+    def floats_per_score(self) -> int:
+        """The network's width once for all heads of a place."""
+        return super().floats_per_score + self.width // self.heads
+
     def _options(self) -> dict[str, Any]:
         return {"base": self.base, "width": self.width, **super()._options()}

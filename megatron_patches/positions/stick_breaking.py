@@ -46,7 +46,7 @@ class StickBreaking(PositionMethod):
         Keys that are not visible leave all to the others. At least fp32.
         """
         takes = visible_QK if self.current else visible_QK & (distance_QK > 0)
-        left = sum_to_the_end(F.logsigmoid(-scores_BHQK).masked_fill(~takes, 0.0))
+        left = sum_to_the_end(F.logsigmoid(-scores_BHQK) * takes.to(scores_BHQK.dtype))
         # log sigmoid(s) = s + log sigmoid(-s): what a key takes and what it leaves share one logarithm.
         taken, rest = scores_BHQK + left, left[..., :1]
         if self.current:

@@ -48,7 +48,8 @@ def test_whole_rows_have_a_bound_of_their_own():
             Size(batch, 12, 64, keys, 64, gradients=True, whole_rows=True) for keys in (8192, 16384)
         )
         more = peak_bytes("chunked", long) - peak_bytes("chunked", short)
-        assert 0 < more <= 4 * (long.k - short.k) + 2**26
+        # copies of keys and values in rows, the sums of their gradients, and these
+        assert 0 < more <= 6 * (long.k - short.k) + 2**26
 
 
 @pytest.mark.parametrize("whole_rows", [False, True])

@@ -50,6 +50,8 @@ def test_chunked_equals_the_reference(tier, shape, dtype):
 @pytest.mark.parametrize("tier", TIERS)
 def test_pieces_of_samples_and_rows(monkeypatch, tier, keys, budget, expected):
     monkeypatch.setattr(blocks, "WHOLE_ROWS", budget)
+    # A quarter of the piece's rows, or one row.
+    monkeypatch.setattr(blocks, "WORKED_ON", 2 * budget)
     assert blocks.whole_rows(4, 3, keys) == expected
     method, qkv = TIERS[tier]().to_float64_(), tensors(min(keys, 60), keys, batch=4)
     arguments = {"key_padding_mask": padding(4, keys, (3, -5, 0, keys)), "window": 25}
@@ -84,3 +86,12 @@ def test_the_transform_is_told_the_length_of_each_row():
     assert method.told == 12 and method.transforms and not Slanted().transforms
     attend(*qkv, method, key_padding_mask=padding(2, 12, (4, -5)))
     assert method.told.tolist() == [8, 7]
+
+
+@pytest.mark.parametrize(
+    ("floats", "rows", "expected"), [(8, 64, 16), (16, 64, 8), (2, 20, 20), (2048, 64, 1)]
+)
+def test_rows_that_a_method_goes_through_at_a_time(floats, rows, expected):
+    """16 heads of 512 keys: what is kept of them fits into 2^20 floats, or it is one row."""
+    assert blocks.rows_worked_on(16 * 512, floats, rows) == expected
+    assert blocks.rows_worked_on(16 * 512, floats, rows, "cuda") == rows
