@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,15 +17,19 @@ OWNER = "position_methods"  # attribute of the model, prefix of its parameters, 
 class PositionMethods(nn.ModuleList):
     """The methods of a model: one, or one a layer."""
 
+    def methods(self) -> list[PositionMethod]:
+        """As a list of their type."""
+        return cast("list[PositionMethod]", list(self))
+
     def project_(self) -> None:
         """All parameters back into their legal range, and the next draw; after each optimizer step."""
         self.make_legal_()
-        for method in self:
+        for method in self.methods():
             method.step += 1
 
     def make_legal_(self) -> None:
         """All parameters back into their legal range."""
-        for method in self:
+        for method in self.methods():
             method.project_()
 
 
@@ -100,12 +104,13 @@ def use_positions(
     _take_over(model)
     for place, attribute, embedding in rotary:
         setattr(place, attribute, NoRotation(embedding))
+    made = methods.methods()
     for index, attention in enumerate(attentions):
-        attention_function.fill_slot(attention, methods[index % len(methods)], impl)
+        attention_function.fill_slot(attention, made[index % len(made)], impl)
     model.add_module(OWNER, methods)
     model.register_state_dict_pre_hook(_before_saving)
     model.base_model.register_forward_pre_hook(attention_function.check_call, with_kwargs=True)
-    plan = {"name": methods[0].name, "replace": replace, "seed": seed, "options": options}
+    plan = {"name": made[0].name, "replace": replace, "seed": seed, "options": options}
     setattr(model.config, OWNER, {**plan, "sharing": "model" if len(methods) == 1 else "layer"})
     # transformers stops at this entry where nobody registered the name: no loading without the method.
     model.config.attn_implementation = attention_function.NAME
@@ -248,7 +253,8 @@ def load_with_positions(folder: str | Path, **settings: Any) -> Any:
     plan = getattr(AutoConfig.from_pretrained(folder), OWNER, None)
     if not isinstance(plan, dict):
         raise ValueError(f"{folder}: config.json names no position method")
-    model, info = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True, **settings)
+    loaded: Any = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True, **settings)
+    model, info = loaded
     options = plan.get("options", {})
     given = {key: plan[key] for key in ("name", "replace", "sharing", "seed")}
     methods = use_positions(model, **given, **options)
