@@ -70,7 +70,11 @@ def test_null_is_another_truncation_than_none_at_all(tmp_path):
     ("without", "changes", "said"),
     [
         (("rope_parameters",), {"rope_theta": 500}, "rope_theta is 500, but .* turns by 10000"),
-        ((), {"rope_parameters": PLAIN, "rope_theta": 10000}, "rope_theta is 10000, but .* by 500.0"),
+        (
+            (),
+            {"rope_parameters": PLAIN, "rope_theta": 10000},
+            "rope_theta is 10000, but .* by 500.0",
+        ),
         ((), {"head_dim": 16}, "head_dim is 16; .*, 32$"),
     ],
 )
