@@ -2,11 +2,12 @@
 
 transformers looks an attention function and a mask function up under one name, `NAME`. The mask function
 hands on which tokens are padding and refuses everything else than plain causal sight; causality and
-distances are the business of `attend`.
+distances are the business of `attend`. What neither of them is told is checked before the model's body runs.
 """
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -19,7 +20,10 @@ from megatron_patches.standalone.cache import check_padding
 NAME = "position_method"
 SLOT = "_position_method"  # of an attention module: (method, implementation), hidden from nn.Module
 # Arguments that change the result in ways that `attend` does not know: refused unless None or False.
-REFUSED = ("sliding_window", "softcap", "s_aux", "position_bias", "head_mask", "output_attentions")
+REFUSED = (
+    *("sliding_window", "softcap", "s_aux", "position_bias", "head_mask", "output_attentions"),
+    "cu_seq_lens_q",  # packed sequences, of transformers' collators
+)
 
 
 def attention_function(
@@ -35,7 +39,8 @@ def attention_function(
     """Attention output [B, L, H, D] with the method in the module's slot, and None for the weights.
 
     Args:
-        query: [B, H, L, D]; `key` and `value` [B, H or a divisor of it, K, D], cached ones included.
+        query: [B, H, L, D]; `key` and `value` [B, H or a divisor of it, K, D], cached ones included. Under
+            autocast they may differ in dtype: attention is then computed in that of autocast.
         attention_mask: bool [B, K], True at real tokens, or None.
 
     Raises:
@@ -49,7 +54,9 @@ def attention_function(
             "model with load_with_positions"
         )
     method, impl = slot
-    wrong = {key: others[key] for key in REFUSED if others.get(key) not in (None, False)}
+    # By identity: a tensor has no truth value.
+    named = {key: others.get(key) for key in REFUSED}
+    wrong = {key: value for key, value in named.items() if not (value is None or value is False)}
     if dropout:
         wrong["dropout"] = dropout
     if others.get("is_causal") is False:
@@ -57,7 +64,9 @@ def attention_function(
     if scaling is not None and scaling != method.score_scale:
         wrong["scaling"] = scaling
     if wrong:
-        given = ", ".join(f"{key}={value}" for key, value in wrong.items())
+        given = ", ".join(
+            key if isinstance(value, Tensor) else f"{key}={value}" for key, value in wrong.items()
+        )
         raise ValueError(f"attention with {method.name} does not take {given}")
     if attention_mask is not None and attention_mask.dim() != 2:
         raise ValueError(
@@ -72,11 +81,49 @@ def attention_function(
             f"with {method.name} a token's place follows the length of the whole text: before it is read "
             "piece by piece, set `planned_length` of each method that use_positions returned"
         )
+    query, key, value = _one_dtype(query, key, value)
     groups = query.shape[1] // key.shape[1]
     if groups > 1:
         key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
     out = attend(query, key, value, method, impl=impl, key_padding_mask=padding)
     return out.transpose(1, 2).contiguous(), None
+
+
+def _one_dtype(*tensors: Tensor) -> list[Tensor]:
+    """As autocast does for torch's attention: rotation leaves float32 queries, values are not turned."""
+    device = tensors[0].device.type
+    if not torch.is_autocast_enabled(device):
+        return list(tensors)
+    dtype = torch.get_autocast_dtype(device)
+    return [t if t.dtype == torch.float64 else t.to(dtype) for t in tensors]
+
+
+def check_call(body: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+    """Before a model's body runs: its attention is ours, and tokens stand where `position_ids` say.
+
+    Distances are counted in the input, so `position_ids` must count one by one along the real tokens.
+
+    Raises RuntimeError for another attention, ValueError for other positions.
+    """
+    chosen = body.config._attn_implementation
+    if chosen != NAME:
+        raise RuntimeError(
+            f"{type(body).__name__} was switched to the attention {chosen!r}, which leaves its position "
+            f"method out: switch it back with set_attn_implementation({NAME!r})"
+        )
+    given = inspect.signature(body.forward).bind_partial(*arguments, **named).arguments
+    places, mask = given.get("position_ids"), given.get("attention_mask")
+    if places is None or places.shape[-1] < 2:
+        return
+    follows = places.diff(dim=-1) == 1
+    if mask is not None and mask.dim() == 2:
+        real = mask[:, -places.shape[-1] :].bool()
+        follows = follows | ~(real[:, 1:] & real[:, :-1])
+    if not bool(follows.all()):
+        raise ValueError(
+            "position_ids do not count one by one along the tokens, but a position method takes distances "
+            "from the input: packed sequences, gaps and other scales are not supported; leave them out"
+        )
 
 
 def mask_function(

@@ -56,8 +56,8 @@ def model_config(model: GPT, training_length: int, eod: int | None) -> Any:
     import transformers
 
     shape = model.shape
-    weight = model.sequential["0"].word_embeddings.weight
-    common = {
+    weight = model.get_parameter("sequential.0.word_embeddings.weight")
+    common: dict[str, Any] = {
         "vocab_size": shape.vocabulary,
         "hidden_size": shape.hidden_size,
         "num_hidden_layers": shape.layers,
@@ -78,13 +78,8 @@ def model_config(model: GPT, training_length: int, eod: int | None) -> Any:
     if rope is not None:
         share, base = rope["partial_rotary_factor"], rope["rope_theta"]
         # Both spellings: transformers 4 reads the first two, 5 the third.
-        made = transformers.GPTNeoXConfig(
-            **common,
-            rotary_pct=share,
-            rotary_emb_base=base,
-            rope_parameters=rope,
-            hidden_act="gelu",
-        )
+        spelt = {"rotary_pct": share, "rotary_emb_base": base, "rope_parameters": rope}
+        made = transformers.GPTNeoXConfig(**common, **spelt, hidden_act="gelu")
         made.architectures = ["GPTNeoXForCausalLM"]
     else:
         made = carried_code().GPTPositionsConfig(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,15 +17,19 @@ OWNER = "position_methods"  # attribute of the model, prefix of its parameters, 
 class PositionMethods(nn.ModuleList):
     """The methods of a model: one, or one a layer."""
 
+    def methods(self) -> list[PositionMethod]:
+        """As a list of their type."""
+        return cast("list[PositionMethod]", list(self))
+
     def project_(self) -> None:
         """All parameters back into their legal range, and the next draw; after each optimizer step."""
         self.make_legal_()
-        for method in self:
+        for method in self.methods():
             method.step += 1
 
     def make_legal_(self) -> None:
         """All parameters back into their legal range."""
-        for method in self:
+        for method in self.methods():
             method.project_()
 
 
@@ -100,11 +104,13 @@ def use_positions(
     _take_over(model)
     for place, attribute, embedding in rotary:
         setattr(place, attribute, NoRotation(embedding))
+    made = methods.methods()
     for index, attention in enumerate(attentions):
-        attention_function.fill_slot(attention, methods[index % len(methods)], impl)
+        attention_function.fill_slot(attention, made[index % len(made)], impl)
     model.add_module(OWNER, methods)
     model.register_state_dict_pre_hook(_before_saving)
-    plan = {"name": methods[0].name, "replace": replace, "seed": seed, "options": options}
+    model.base_model.register_forward_pre_hook(attention_function.check_call, with_kwargs=True)
+    plan = {"name": made[0].name, "replace": replace, "seed": seed, "options": options}
     setattr(model.config, OWNER, {**plan, "sharing": "model" if len(methods) == 1 else "layer"})
     # transformers stops at this entry where nobody registered the name: no loading without the method.
     model.config.attn_implementation = attention_function.NAME
@@ -120,6 +126,11 @@ def _attentions(model: Any) -> list[nn.Module]:
     """The attention modules in layer order, checked."""
     if hasattr(model, OWNER):
         raise ValueError(f"{type(model).__name__} has a position method already")
+    if not hasattr(model.config, "num_attention_heads"):
+        raise ValueError(
+            f"{type(model.config).__name__} has no num_attention_heads: of a model of several parts give the "
+            "language model alone"
+        )
     found = [m for m in model.modules() if hasattr(m, "layer_idx") and hasattr(m, "is_causal")]
     if not found:
         raise ValueError(f"{type(model).__name__} has no attention modules of the known kind")
@@ -132,15 +143,23 @@ def _attentions(model: Any) -> list[nn.Module]:
                 raise ValueError(f"{key} is {getattr(model.config, key)}: set it to 0")
     window = _window(model.config)
     if window is not None:
-        raise ValueError(f"sliding_window is {window}: set it to None, windows are not supported")
+        raise ValueError(
+            f"{window}: windows are not supported; make the model of a configuration with sliding_window "
+            "None and, where it has layer_types, full_attention in all of them"
+        )
     return sorted(found, key=lambda module: module.layer_idx)
 
 
-def _window(config: Any) -> int | None:
-    """The sliding window of any layer, where one is in use."""
-    kinds = getattr(config, "layer_types", None) or ["sliding_attention"]
-    used = getattr(config, "use_sliding_window", True) and "sliding_attention" in kinds
-    return getattr(config, "sliding_window", None) if used else None
+def _window(config: Any) -> str | None:
+    """The setting that gives a layer less than full sight; None: there is none."""
+    kinds = getattr(config, "layer_types", None) or ()
+    limited = sorted({"sliding_attention", "chunked_attention"} & set(kinds))
+    if limited:
+        return f"layer_types names {', '.join(limited)}"
+    width = getattr(config, "sliding_window", None)
+    if kinds or width is None or not getattr(config, "use_sliding_window", True):
+        return None
+    return f"sliding_window is {width}"
 
 
 def _rotary(model: nn.Module) -> list[tuple[nn.Module, str, nn.Module]]:
@@ -223,15 +242,19 @@ def load_with_positions(folder: str | Path, **settings: Any) -> Any:
         folder: local folder.
         settings: for `AutoModelForCausalLM.from_pretrained`.
 
-    Raises ValueError where a parameter is missing, surplus or of another shape.
+    Raises ValueError where the folder holds no such model, or a parameter is missing, surplus or of another
+    shape.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    if not (Path(folder) / "config.json").is_file():
+        raise ValueError(f"{folder}: no folder with a config.json; save_pretrained writes one")
     attention_function.register()
     plan = getattr(AutoConfig.from_pretrained(folder), OWNER, None)
     if not isinstance(plan, dict):
         raise ValueError(f"{folder}: config.json names no position method")
-    model, info = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True, **settings)
+    loaded: Any = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True, **settings)
+    model, info = loaded
     options = plan.get("options", {})
     given = {key: plan[key] for key in ("name", "replace", "sharing", "seed")}
     methods = use_positions(model, **given, **options)

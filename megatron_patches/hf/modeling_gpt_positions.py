@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import fields
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -20,14 +20,14 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.cache_utils import DynamicCache
-from transformers.generation import GenerationMixin
+from transformers.generation.utils import GenerationMixin
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 BLOCK = 512
 LOWEST = 0.01  # of every learned number of KERPLE's
 # The output's field for the cache: transformers 5 renamed it.
 FIELDS = {field.name for field in fields(CausalLMOutputWithPast)}
-IGNORED = {"return_dict", "cache_position"}  # generation in transformers 4 passes them
+IGNORED = {"cache_position"}  # generation in transformers 4 passes it
 CACHE = "cache" if "cache" in FIELDS else "past_key_values"
 
 Numbers = dict[str, Tensor]
@@ -99,7 +99,13 @@ KERPLE = {
     "kerple_weight1": Kernel({"wei_a": FREE}, weight=square_weight),
     "kerple_power_weight": Kernel({**POWER, **WEIGHT}, power_bias, power_weight),
 }
+NOTHING = Kernel({})
 METHODS = (*KERPLE, "alibi", "rpe", "sinusoidal", "learned", "none")
+CHOICES = {
+    "position": METHODS,
+    "position_sharing": ("model", "layer"),
+    "position_dtype": ("float32", "bfloat16", "float16"),
+}
 DEFAULTS: dict[str, Any] = {
     **{"vocab_size": 50304, "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12},
     **{"intermediate_size": 3072, "max_position_embeddings": 512, "layer_norm_eps": 1e-5},
@@ -122,8 +128,11 @@ class GPTPositionsConfig(PretrainedConfig):
     def __init__(self, **values: Any) -> None:
         for key, default in DEFAULTS.items():
             setattr(self, key, values.pop(key, default))
-        if self.position not in METHODS:
-            raise ValueError(f"position {self.position!r} is none of {', '.join(METHODS)}")
+        for key, known in CHOICES.items():
+            if getattr(self, key) not in known:
+                raise ValueError(f"{key} {getattr(self, key)!r} is none of {', '.join(known)}")
+        if self.attention_window is not None and self.attention_window < 1:
+            raise ValueError(f"attention_window {self.attention_window} lets a query see nothing")
         super().__init__(**values)
 
 
@@ -137,25 +146,35 @@ class Position(nn.Module):
         self.dtype = getattr(torch, config.position_dtype)
         self.buckets, self.farthest = config.rpe_num_buckets, config.rpe_max_distance
         self.scale, self.rows = math.sqrt(width // heads), config.max_position_embeddings
-        self.kernel = KERPLE.get(self.name)
-        for key, highest in self.kernel.numbers.items() if self.kernel else ():
+        self.kernel = KERPLE.get(self.name, NOTHING)
+        for key, highest in self.kernel.numbers.items():
             start = torch.rand(heads, 1, 1).clamp(min=LOWEST, max=highest)
             self.register_parameter(key, nn.Parameter(start))
         if self.name == "rpe":
             self.weight = nn.Parameter(torch.randn(self.buckets, heads) * 0.02)
         if self.name == "learned":
             self.weight = nn.Parameter(torch.randn(self.rows, width) * 0.02)
+        self.register_state_dict_pre_hook(Position.make_legal_)
+
+    @torch.no_grad()
+    def make_legal_(self, *_: Any) -> None:
+        """Numbers that training carried past their limits, back onto them: what is saved can be loaded."""
+        for key, highest in self.kernel.numbers.items():
+            getattr(self, key).clamp_(LOWEST, highest)
 
     def tables(self, length: int, device: torch.device) -> Tables:
         """What is added to, and multiplies, the scores at distances 0 ... length-1: float32 [H, length]."""
-        d = torch.arange(length, device=device)
+        with exact(device):
+            return self._tables(torch.arange(length, device=device))
+
+    def _tables(self, d: Tensor) -> Tables:
         bias = weight = None
-        if self.kernel is not None:
+        if self.kernel.numbers:
             legal, d = self._legal(), d.to(self.dtype)
             bias = self.kernel.bias and self.kernel.bias(legal, d).float()
             weight = self.kernel.weight and self.kernel.weight(legal, d).float()
         elif self.name == "alibi":
-            slope = torch.tensor(slopes(self.heads), device=device).to(self.dtype)[:, None]
+            slope = torch.tensor(slopes(self.heads), device=d.device).to(self.dtype)[:, None]
             bias = (-slope * d.to(self.dtype)).float()
         elif self.name == "rpe":
             bias = (self.weight.to(self.dtype).t()[:, self._bucket(d)] * self.scale).float()
@@ -191,10 +210,15 @@ class Position(nn.Module):
         for key, tensor in self.state_dict().items():
             if not torch.isfinite(tensor).all():
                 raise ValueError(f"position.{key} holds NaN or infinite values")
-        for key, highest in self.kernel.numbers.items() if self.kernel else ():
+        for key, highest in self.kernel.numbers.items():
             # bfloat16 rounds 0.01 to 0.010009765625, float16 to 0.01000213623046875.
             if not ((getattr(self, key) > 0) & (getattr(self, key) <= highest)).all():
                 raise ValueError(f"position.{key} must lie in (0, {highest}]")
+
+
+def exact(device: torch.device) -> torch.autocast:
+    """Within it autocast rounds nothing."""
+    return torch.autocast(device.type, enabled=False)
 
 
 def slopes(heads: int) -> list[float]:
@@ -213,6 +237,10 @@ class Seen(NamedTuple):
 
     def block(self, q: Tensor, k: Tensor, v: Tensor, tables: Tables, start: int) -> Tensor:
         """Attention of `q` [B, H, Q, D], whose first query stands at position `start`."""
+        with exact(q.device):
+            return self._block(q, k, v, tables, start)
+
+    def _block(self, q: Tensor, k: Tensor, v: Tensor, tables: Tables, start: int) -> Tensor:
         bias_HK, weight_HK = tables
         query = torch.arange(start, start + q.shape[2], device=q.device)
         distance_QK = query[:, None] - torch.arange(k.shape[2], device=q.device)
@@ -257,7 +285,8 @@ class Attention(nn.Module):
                 part = seen.block(*given, before + first)
             parts.append(part)
         out = torch.cat(parts, dim=2).transpose(1, 2).reshape(batch, length, width)
-        return self.dense(out)
+        mixed: Tensor = self.dense(out)
+        return mixed
 
 
 class Layer(nn.Module):
@@ -278,7 +307,8 @@ class Layer(nn.Module):
         attended_BLC = x_BLC + self.attention(self.input_layernorm(x_BLC), tables, seen, cache)
         read_BLC = self.post_attention_layernorm(x_BLC if self.parallel else attended_BLC)
         inner_BLI = F.gelu(self.mlp["dense_h_to_4h"](read_BLC))
-        return attended_BLC + self.mlp["dense_4h_to_h"](inner_BLI)
+        out: Tensor = attended_BLC + self.mlp["dense_4h_to_h"](inner_BLI)
+        return out
 
 
 class GPTPositionsForCausalLM(PreTrainedModel, GenerationMixin):
@@ -304,7 +334,8 @@ class GPTPositionsForCausalLM(PreTrainedModel, GenerationMixin):
     @classmethod
     def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **kwargs: Any) -> Any:
         """As in transformers, except that nothing may be missing, surplus or of another shape."""
-        model, info = super().from_pretrained(*args, output_loading_info=True, **kwargs)
+        loaded: Any = super().from_pretrained(*args, output_loading_info=True, **kwargs)
+        model, info = loaded
         wrong = {what: sorted(map(str, found)) for what, found in info.items() if found}
         if wrong:
             raise ValueError(f"the weights do not fit this {model.config.position} model: {wrong}")
@@ -312,14 +343,14 @@ class GPTPositionsForCausalLM(PreTrainedModel, GenerationMixin):
             position.check()
         return (model, info) if output_loading_info else model
 
-    def get_input_embeddings(self) -> nn.Module:
+    def get_input_embeddings(self) -> nn.Embedding:
         return self.embed_in
 
     def set_input_embeddings(self, value: nn.Module) -> None:
-        self.embed_in = value
+        self.embed_in = cast("nn.Embedding", value)
 
     def get_output_embeddings(self) -> nn.Module:
-        return self.lm_head
+        return cast("nn.Module", self.lm_head)
 
     def set_output_embeddings(self, value: nn.Module) -> None:
         self.lm_head = value
@@ -335,26 +366,33 @@ class GPTPositionsForCausalLM(PreTrainedModel, GenerationMixin):
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
         **others: Any,
-    ) -> CausalLMOutputWithPast:
+    ) -> CausalLMOutputWithPast | tuple[Any, ...]:
         """`attention_mask` [B, K]: 0 at padding, which stands left or right of the text, over cached
         and new tokens. Positions count from its first 1. `labels`: as `input_ids`, -100 is left out.
+
+        `output_hidden_states` and `return_dict` (False: a tuple) default to the configuration's.
         """
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("give either input_ids or inputs_embeds")
+        others.setdefault("output_attentions", self.config.output_attentions)
         unknown = {
             key for key, value in others.items() if value is not None and value is not False
         } - IGNORED
         if unknown:
             raise TypeError(f"this model does not take {', '.join(sorted(unknown))}")
-        x_BLC = self.embed_in(input_ids) if inputs_embeds is None else inputs_embeds
+        x_BLC: Tensor = self.embed_in(input_ids) if inputs_embeds is None else inputs_embeds
         cache = past_key_values if cache is None else cache
         if cache is None and (self.config.use_cache if use_cache is None else use_cache):
             cache = DynamicCache()
         before = 0 if cache is None else int(cache.get_seq_length())
         length = x_BLC.shape[1]
         padding_BK, positions_BL = self._places(attention_mask, before, length, x_BLC.device)
-        x_BLC = self.position[0].embed(x_BLC, positions_BL)
+        methods = cast("list[Position]", list(self.position))
+        x_BLC = methods[0].embed(x_BLC, positions_BL)
         seen = Seen(before + length, self.config.attention_window, padding_BK)
-        all_tables = [position.tables(seen.keys, x_BLC.device) for position in self.position]
+        all_tables = [method.tables(seen.keys, x_BLC.device) for method in methods]
         states = [x_BLC]
         for index, layer in enumerate(self.layers):
             x_BLC = layer(x_BLC, all_tables[index % len(all_tables)], seen, cache)
@@ -366,10 +404,13 @@ class GPTPositionsForCausalLM(PreTrainedModel, GenerationMixin):
         if labels is not None:
             shown = logits[:, :-1].float().flatten(0, 1)
             loss = F.cross_entropy(shown, labels[:, 1:].flatten().to(logits.device))
-        given = {"loss": loss, "logits": logits, CACHE: cache}
-        if output_hidden_states:
+        given: dict[str, Any] = {"loss": loss, "logits": logits, CACHE: cache}
+        said = self.config
+        if said.output_hidden_states if output_hidden_states is None else output_hidden_states:
             given["hidden_states"] = tuple(states)
-        return CausalLMOutputWithPast(**given)
+        out = CausalLMOutputWithPast(**given)
+        named = said.return_dict if return_dict is None else return_dict
+        return out if named else out.to_tuple()
 
     @staticmethod
     def _places(
@@ -381,7 +422,7 @@ class GPTPositionsForCausalLM(PreTrainedModel, GenerationMixin):
         if mask.dim() != 2 or mask.shape[1] != before + length:
             raise ValueError(
                 f"attention_mask must be [batch, {before + length}], cached and new tokens; it is "
-                f"{list(mask.shape)}"
+                f"{list(mask.shape)} (caches of a fixed size are not supported)"
             )
         real_BK = mask.bool()
         starts = (real_BK[:, 1:] & ~real_BK[:, :-1]).sum(1) + real_BK[:, 0]

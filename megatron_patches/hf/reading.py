@@ -6,7 +6,6 @@ Read as untrusted input: its code is not run, weights are tensors alone.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from megatron_patches import positions
 from megatron_patches.config import FUNCTION, Config, ConfigError, compose, from_mapping
 from megatron_patches.hf.describing import ORIGIN, RECORD, TRAINING
 from megatron_patches.hf.naming import restored
+from megatron_patches.hf.rope import rotary_keys
 from megatron_patches.standalone.build import shape_of
 from megatron_patches.standalone.checkpoint import model_for
 from megatron_patches.standalone.model import GPT
@@ -29,22 +29,6 @@ from megatron_patches.standalone.weights import CheckpointError, State, fill, sa
 LARGEST_JSON = 64 << 20  # bytes; an index of the largest models has a few
 NEOX, CARRIED = "gpt_neox", "gpt_positions"
 PRECISION = {torch.float32: "fp32", torch.bfloat16: "bfloat16", torch.float16: "fp16"}
-# transformers' kinds of rotary frequencies -> their names -> our options of rotary, with our defaults.
-_SCALINGS: dict[str, dict[str, tuple[str, Any]]] = {
-    "default": {},
-    "linear": {"factor": ("factor", None)},
-    "yarn": {
-        "factor": ("factor", None),
-        "original_max_position_embeddings": ("original_length", None),
-        "beta_fast": ("beta_fast", 32.0),
-        "beta_slow": ("beta_slow", 1.0),
-        "attention_factor": ("attention_factor", None),
-        "truncate": ("truncate", True),
-    },
-}
-_ANY_ROPE = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
-# Of yarn; they decide where there is no attention_factor.
-_AMPLITUDES = ("mscale", "mscale_all_dim")
 _SAME = {
     "num_hidden_layers": "num_layers",
     "hidden_size": "hidden_size",
@@ -140,7 +124,7 @@ def _stored(trained: Config, key: str, values: dict[str, Any]) -> Any:
         max_length=shape.max_length,
         **shape.position_options,
     ).rope_parameters()
-    return _rotary({"rope_parameters": spelt}).get(key) if spelt else getattr(trained, key)
+    return rotary_keys({"rope_parameters": spelt}).get(key) if spelt else getattr(trained, key)
 
 
 def _keys(values: dict[str, Any]) -> dict[str, Any]:
@@ -148,11 +132,16 @@ def _keys(values: dict[str, Any]) -> dict[str, Any]:
     for key, only in (("hidden_act", "gelu"), ("attention_bias", True)):
         if values.get(key, only) != only:
             raise ConfigError(f"{key} is {values[key]!r}; our GPT has {only!r} alone")
+    width = values["hidden_size"] // values["num_attention_heads"]
+    if (values.get("head_dim") or width) != width:
+        raise ConfigError(
+            f"head_dim is {values['head_dim']}; our GPT has hidden_size / num_attention_heads, {width}"
+        )
     keys = {ours: values[theirs] for theirs, ours in _SAME.items() if theirs in values}
     keys["no_weight_tying"] = not values.get("tie_word_embeddings", False)
     if values["model_type"] == NEOX:
         keys.setdefault("gpt_j_residual", True)  # transformers' default
-        return {**keys, **_rotary(values)}
+        return {**keys, **rotary_keys(values)}
     keys["pos_emb"] = values["position"]
     keys["position_sharing"] = values["position_sharing"]
     if values.get("position_dtype", "float32") != "float32":
@@ -161,52 +150,6 @@ def _keys(values: dict[str, Any]) -> dict[str, Any]:
     if values.get("attention_window") is not None:
         keys["sliding_window_width"] = values["attention_window"] - 1
     return keys
-
-
-def _rotary(values: dict[str, Any]) -> dict[str, Any]:
-    rope = values.get("rope_parameters") or values.get("rope_scaling") or {}
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind not in _SCALINGS:
-        raise ConfigError(f"rope_type is {kind!r}; known here are {', '.join(_SCALINGS)}")
-    known = {*_ANY_ROPE, *_SCALINGS[kind], *(_AMPLITUDES if kind == "yarn" else ())}
-    unknown = sorted(key for key, value in rope.items() if key not in known and value is not None)
-    if unknown:
-        raise ConfigError(
-            f"rope_parameters names {', '.join(unknown)}, which rope_type {kind!r} does not have here; known "
-            f"are {', '.join(sorted(known))}: take out what has no effect"
-        )
-    base = rope.get("rope_theta", values.get("rope_theta", values.get("rotary_emb_base", 10000)))
-    if base != int(base):
-        raise ConfigError(f"rope_theta {base} is no whole number")
-    share = rope.get("partial_rotary_factor", values.get("rotary_pct", 0.25))
-    # GPT-NeoX's name for what this file's model type is
-    keys = {"pos_emb": "rotary", "rotary_pct": float(share), "rotary_emb_base": int(base)}
-    keys["position_options"] = {}
-    if kind == "yarn":
-        rope = _inferred(rope, values)
-    if kind != "default":
-        given = {k: rope.get(k, default) for k, (_, default) in _SCALINGS[kind].items()}
-        named = {_SCALINGS[kind][k][0]: value for k, value in given.items() if value is not None}
-        keys["position_options"] = {"scaling": kind, **named}
-    return keys
-
-
-def _inferred(rope: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
-    """Parameters of yarn with what transformers makes of others where they are not given.
-
-    `factor` is then the ratio of the two lengths. The factor on cosines and sines is the ratio of
-    0.1 m log(factor) + 1 for m = mscale and m = mscale_all_dim; our rotary has it for m = 1 over 1 alone.
-    """
-    found = {"original_max_position_embeddings": values.get("max_position_embeddings"), **rope}
-    if found.get("factor") is None:
-        ratio = values["max_position_embeddings"] / found["original_max_position_embeddings"]
-        found["factor"] = ratio
-    pair = [found.get(key) for key in _AMPLITUDES]
-    if found.get("attention_factor") is None and all(pair):
-        stretch = math.log(max(found["factor"], 1))
-        above, below = (0.1 * m * stretch + 1 for m in pair if m)
-        found["attention_factor"] = above / below
-    return found
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -137,8 +137,90 @@ def test_refusals(tmp_path):
         model(text, position_ids=torch.arange(6)[None])
     with pytest.raises(TypeError, match="output_attentions"):
         model(text, output_attentions=True)
-    with pytest.raises(ValueError, match="position 'kerpel_log' is none of kerple_log"):
-        modeling_gpt_positions.GPTPositionsConfig(position="kerpel_log")
+    with pytest.raises(ValueError, match="either input_ids or inputs_embeds"):
+        model()
+    with pytest.raises(ValueError, match="either input_ids or inputs_embeds"):
+        model(text, inputs_embeds=model.embed_in(text))
+    with pytest.raises(ValueError, match="caches of a fixed size are not supported"):
+        model.generate(text, max_new_tokens=3, cache_implementation="static", do_sample=False)
+    model.config.output_attentions = True
+    with pytest.raises(TypeError, match="output_attentions"):
+        model(text)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"position": "kerpel_log"}, "position 'kerpel_log' is none of kerple_log"),
+        ({"position_sharing": "head"}, "position_sharing 'head' is none of model, layer"),
+        ({"position_dtype": "load"}, "position_dtype 'load' is none of float32"),
+        ({"attention_window": 0}, "attention_window 0 lets a query see nothing"),
+    ],
+)
+def test_configurations_without_a_meaning(values, said):
+    with pytest.raises(ValueError, match=said):
+        modeling_gpt_positions.GPTPositionsConfig(**values)
+
+
+@torch.no_grad()
+def test_the_configuration_says_what_a_call_leaves_open(tmp_path):
+    _, model = pair(tmp_path, "alibi")
+    text = tokens(2, 8)
+    whole = model(text)
+    parts = model(text, use_cache=False, return_dict=False)
+    assert type(parts) is tuple and len(parts) == 1
+    torch.testing.assert_close(parts[0], whole.logits)
+    model.config.return_dict, model.config.output_hidden_states = False, True
+    logits, _, states = model(text)
+    torch.testing.assert_close(logits, whole.logits)
+    assert len(states) == 3
+    assert model(text, output_hidden_states=False, return_dict=True).hidden_states is None
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("method", CARRIED)
+def test_autocast_leaves_scores_and_tables_exact(tmp_path, method):
+    """Linear layers round, as they should; the attention between them gets what they give."""
+    _, model = pair(tmp_path, method)
+    text, cpu = tokens(2, LENGTH), torch.device("cpu")
+    exact, tables = model(text).logits, model.position[0].tables(300, cpu)
+    model.position[0].dtype = torch.bfloat16
+    rounded = model.position[0].tables(300, cpu)
+    with torch.autocast("cpu", torch.bfloat16):
+        again = model.position[0].tables(300, cpu)
+        model.position[0].dtype = torch.float32
+        found, same = model(text).logits, model.position[0].tables(300, cpu)
+    for wanted, table in zip((*tables, *rounded), (*same, *again), strict=True):
+        assert table is None if wanted is None else torch.equal(table, wanted)
+    assert found.dtype == torch.bfloat16
+    # 2 layers of products in bfloat16, whose numbers have 8 bits
+    assert (found.float() - exact).abs().max() < 0.05 * exact.abs().max()
+
+
+def test_scores_are_float32_under_autocast():
+    """Scores of hundreds, which bfloat16 would round to whole numbers; the softmax of them by hand."""
+    q = torch.tensor([[[[0.0, 0.0], [16.0, 16.0]]]], dtype=torch.bfloat16)
+    k = torch.tensor([[[[16.0, 16.0], [16.0, 16.125]]]], dtype=torch.bfloat16)
+    v = torch.tensor([[[[1.0, 0.0], [0.0, 1.0]]]], dtype=torch.bfloat16)
+    seen = modeling_gpt_positions.Seen(2, None, None)
+    with torch.autocast("cpu", torch.bfloat16):
+        out = seen.block(q, k, v, (None, None), 0)
+    share = 1 / (1 + 2.718281828 ** (-(16 * 0.125) / 2**0.5))
+    wanted = torch.tensor([1 - share, share])
+    torch.testing.assert_close(out[0, 0, 1].float(), wanted, atol=5e-3, rtol=0)
+
+
+def test_what_training_carried_past_the_limits_can_be_loaded_again(tmp_path):
+    """A plain optimizer knows no limits: what is saved are the numbers that the model computed with."""
+    _, model = pair(tmp_path, "kerple_power")
+    with torch.no_grad():
+        model.position[0].bias_p.copy_(torch.tensor([-1.0, 0.5, 7.0]).view(3, 1, 1))
+        model.position[0].bias_a.fill_(-2.0)
+        wanted = model(tokens(1, 9)).logits
+    model.save_pretrained(tmp_path / "saved")
+    again = modeling_gpt_positions.GPTPositionsForCausalLM.from_pretrained(tmp_path / "saved")
+    assert again.position[0].bias_p.flatten().tolist() == pytest.approx([0.01, 0.5, 2.0])
+    torch.testing.assert_close(again(tokens(1, 9)).logits, wanted)
 
 
 @torch.no_grad()
