@@ -63,7 +63,7 @@ def launch(options: argparse.Namespace) -> int:
     # Our own evaluation and generation read the checkpoints of both engines.
     if options.engine == "neox" and worker.name == "train.py":
         return launch_neox(options, config, hosts)
-    check_standalone(config)
+    check_standalone(config, training=worker.name == "train.py")
     processes = process_count(config, hosts) if worker.name == "train.py" else 1
     batch_arithmetic(config, data_parallel_size(config, processes))
     if options.dry_run:
