@@ -20,6 +20,7 @@ from pathlib import Path
 from megatron_patches.config import (
     Config,
     ConfigError,
+    another_run,
     batch_arithmetic,
     check_standalone,
     compose,
@@ -63,7 +64,7 @@ def launch(options: argparse.Namespace) -> int:
     # Our own evaluation and generation read the checkpoints of both engines.
     if options.engine == "neox" and worker.name == "train.py":
         return launch_neox(options, config, hosts)
-    check_standalone(config)
+    check_standalone(config, training=worker.name == "train.py")
     processes = process_count(config, hosts) if worker.name == "train.py" else 1
     batch_arithmetic(config, data_parallel_size(config, processes))
     if options.dry_run:
@@ -174,12 +175,9 @@ def write_resolved(config: Config, worker: str) -> Path:
     # A run that never logged a step (its data were missing, say) may be set up anew.
     begun = any((folder / name).exists() for name in ("log.jsonl", "latest"))
     if worker == "train.py" and begun and path.is_file():
-        stored = config_sha(compose([path]))
-        if stored != config_sha(config):
-            raise ConfigError(
-                f"{folder} holds a run of another configuration ({stored}, this one is "
-                f"{config_sha(config)}): choose another `save` or `run_name`, or remove the folder"
-            )
+        trained = compose([path])
+        if config_sha(trained) != config_sha(config):
+            raise another_run(folder, trained, config_sha(trained), config)
     folder.mkdir(parents=True, exist_ok=True)
     write_text(path, dump(config))
     return path

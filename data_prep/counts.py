@@ -29,12 +29,13 @@ def dropped_of(
         "empty": reading.empty,
         "bad": reading.bad,
         "blank_lines": reading.blank_lines,
-        "not_UTF-8": provenance.get("not_utf8", 0),
         "too_short": selection.too_short,
         "duplicates": selection.duplicates,
         "cut": selection.cut,
         "cut_bytes": selection.cut_bytes,
     }
+    if "not_utf8" in provenance:  # files of a package; a bad record of an input is in `bad`
+        counts["not_UTF-8"] = provenance["not_utf8"]
     if reading.hidden:
         counts["hidden"] = reading.hidden
     if selection.repair:

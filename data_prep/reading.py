@@ -64,8 +64,14 @@ def expand(inputs: Iterable[str | Path]) -> list[Path]:
     for path in files:
         if reader_of(path.name) is None:
             raise DataError(f"{path}: unknown ending; supported are {supported()}")
-    if len({path.resolve() for path in files}) != len(files):
-        raise UsageError("an input file is named twice; its documents would be counted twice")
+    seen: dict[Path, Path] = {}
+    for path in files:
+        first = seen.setdefault(path.resolve(), path)
+        if first is not path:
+            also = "" if str(first) == str(path) else f", also as {first}"
+            raise UsageError(
+                f"{path}: this input file is named twice{also}; its documents would be counted twice"
+            )
     return files
 
 

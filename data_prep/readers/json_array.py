@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import codecs
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from data_prep.errors import DataError
-from data_prep.readers.base import DOCUMENT_LIMIT
+from data_prep.readers.base import DOCUMENT_LIMIT, BadRecord
 
 # An error this near to the end of what is there may only mean that the rest is still to come.
 _UNSURE = 16
 
 
-def array_elements(blocks: Iterable[bytes], name: str) -> Iterator[Any]:
-    """The elements of the array that the file is. DataError for damage and for a cut."""
-    text = _Ahead(blocks, name)
+def array_elements(
+    blocks: Iterable[bytes],
+    name: str,
+    pairs: Callable[[list[tuple[str, Any]]], Any] | None = None,
+) -> Iterator[Any]:
+    """The elements of the array that the file is. DataError for damage and for a cut.
+
+    ``pairs`` makes each object of its keys and values; a BadRecord of it is a DataError.
+    """
+    text = _Ahead(blocks, name, pairs)
     if text.sign() != "[":
         raise DataError(f"{name}: no JSON array")
     text.at += 1
@@ -40,10 +47,10 @@ def array_elements(blocks: Iterable[bytes], name: str) -> Iterator[Any]:
 class _Ahead:
     """Decoded text with a position; as much is held as the element at hand needs."""
 
-    def __init__(self, blocks: Iterable[bytes], name: str) -> None:
+    def __init__(self, blocks: Iterable[bytes], name: str, pairs: Any) -> None:
         self._blocks, self._name = iter(blocks), name
         self._decoder = codecs.getincrementaldecoder("utf-8-sig")()
-        self._json = json.JSONDecoder()
+        self._json = json.JSONDecoder(object_pairs_hook=pairs)
         self._text, self._ended, self._bytes = "", False, 0
         self.at = 0
 
@@ -69,6 +76,8 @@ class _Ahead:
                 if definite or not self._more():
                     what = "not JSON" if definite else "cut short, or not JSON"
                     raise DataError(f"{where}: {what} ({error.msg}); get the file anew") from None
+            except BadRecord as bad:
+                raise DataError(f"{where}: {bad}; correct it") from None
             except (ValueError, RecursionError) as error:
                 raise DataError(f"{where}: not JSON ({error})") from None
             else:

@@ -56,7 +56,7 @@ def read_json_lines(source: Source, reading: Reading) -> Iterator[Document]:
             reading.blank_lines += 1
             continue
         where = f"{source.name}:{number}"
-        yield from rows.document(where, partial(_parsed, line))
+        yield from rows.document(where, partial(_parsed, line, reading.text_key))
     rows.finish()
 
 
@@ -67,7 +67,8 @@ def read_json(source: Source, reading: Reading) -> Iterator[Document]:
         yield from read_json_lines(Source(source.name, blocks), reading)
         return
     rows = Rows(source.name, reading)
-    for number, record in enumerate(array_elements(blocks, source.name), 1):
+    once = partial(_key_once, reading.text_key)
+    for number, record in enumerate(array_elements(blocks, source.name, once), 1):
         where = f"{source.name}[{number}]"
         yield from rows.document(where, partial(_itself, record))
     rows.finish()
@@ -207,10 +208,22 @@ def decode(data: bytes) -> str:
         raise BadRecord("not UTF-8", what) from None
 
 
-def _parsed(line: bytes) -> Any:
+def _key_once(key: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON; BadRecord where `key` is there twice, of which Python keeps the last."""
+    record = dict(pairs)
+    if len(record) < len(pairs) and sum(name == key for name, _ in pairs) > 1:
+        raise BadRecord("a key twice", f"has the key {key!r} twice, so one text would be lost")
+    return record
+
+
+def _parsed(line: bytes, key: str) -> Any:
     text = decode(line)
+    # A look at each object in Python takes time: only where there is reason to.
+    suspect = text.count(f'"{key}"') > 1
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=partial(_key_once, key) if suspect else None)
+    except BadRecord:
+        raise
     except RecursionError:
         raise BadRecord("not JSON", "not JSON: nested too deeply") from None
     except ValueError as error:

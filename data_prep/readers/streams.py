@@ -18,6 +18,11 @@ from data_prep.readers.base import DOCUMENT_LIMIT, BadRecord, kind_of
 # What is given to a decompressor at once. zstd can expand 32,000 times: 256 MiB at most.
 _PIECE = 1 << 13
 _WINDOW = 2**31
+# How a file of each kind begins; of zstd, what pzstd and others write before the first frame as well.
+_BEGINNINGS = {
+    "gzip": (b"\x1f\x8b",),
+    "zstd": (b"\x28\xb5\x2f\xfd", *(bytes([0x50 + n]) + b"\x2a\x4d\x18" for n in range(16))),
+}
 # No archive of text shrinks 5,000 times over 4 GiB (prose shrinks 3 to 5 times, source code 10):
 # such a stream is a bomb. Below 4 GiB nothing is refused: one repeated line may shrink that much.
 BOMB_BYTES = 1 << 32
@@ -85,9 +90,16 @@ def _frames(
 
 
 def _check_kind(block: bytes, name: str, kind: str, position: int) -> None:
-    found = kind_of(block) if not position else kind
-    if found not in (kind, None):
+    if position or any(block.startswith(begin[: len(block)]) for begin in _BEGINNINGS[kind]):
+        return
+    found = kind_of(block)
+    if found is not None:
         raise Damaged(name, f"damaged {kind} data, in fact it is {found}; rename it")
+    raise Damaged(
+        name,
+        f"damaged {kind} data, or none at all: it begins with {block[:8]!r}; rename it if it was "
+        "never compressed, else get it anew",
+    )
 
 
 def lines(blocks: Iterable[bytes], name: str | Path) -> Iterator[bytes]:

@@ -5,7 +5,7 @@ from .compose import compose, from_mapping
 from .errors import ConfigError
 from .schema import UNNAMED, Config
 from .standalone import check_standalone
-from .store import FUNCTION, config_sha, contradictions, dump, load_run_config
+from .store import FUNCTION, another_run, config_sha, contradictions, dump, load_run_config
 
 __all__ = [
     "Batch",
@@ -13,6 +13,7 @@ __all__ = [
     "Config",
     "ConfigError",
     "UNNAMED",
+    "another_run",
     "batch_arithmetic",
     "check_standalone",
     "compose",

@@ -25,7 +25,7 @@ def check_standalone(config: Config, *, training: bool = True) -> None:
 
     `training=False` looks at the keys that decide what a trained model computes, whoever trained it.
     """
-    problems = [*_marked(config, config, ""), *_special(config)]
+    problems = [*_marked(config, config, ""), *_special(config), *_training(config)]
     if not training:
         problems = [*_marked(config, config, "", READING), *_special(config)]
     if problems:
@@ -56,6 +56,15 @@ def _special(config: Config) -> Iterator[str]:
     if heads not in (None, config.num_attention_heads):
         why = "each query head has its own key and value head"
         yield _line(config, "num_kv_heads", heads, why, (config.num_attention_heads,))
+
+
+def _training(config: Config) -> Iterator[str]:
+    if not config.train_iters:
+        why = "it trains; eval.py evaluates a checkpoint"
+        yield f"{_line(config, 'train_iters', 0, why)} (it takes 1 and above)"
+    if config.iteration is not None and config.load is None:
+        why = "it names the step of a `load`, and a run of its own goes on from the newest"
+        yield _line(config, "iteration", config.iteration, why, (None,))
 
 
 def _line(config: Config, key: str, value: Any, why: str, values: tuple[Any, ...] = ()) -> str:

@@ -119,14 +119,42 @@ def config_sha(config: Config) -> str:
     `NOT_HASHED` and, where `dataset` is set, `NAMED_BY_DATASET` list the keys left out. A default
     counts like the same value written out.
     """
+    text = json.dumps(_hashed(config), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _hashed(config: Config) -> dict[str, Any]:
     left_out = NOT_HASHED | NAMED_BY_DATASET if config.dataset else NOT_HASHED
     values = config.model_dump(mode="json", exclude=set(left_out))
     values["attention_config"] = _meaning(config, "attention_config")
     for key in COUNTED_WHEN_SET:
         if not values[key]:
             del values[key]
-    text = json.dumps(values, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
+    return values
+
+
+def another_run(folder: Path, trained: Config | None, found: str, given: Config) -> ConfigError:
+    """The error for a folder whose run does not train what `given` says, key by key.
+
+    `trained` is that run's configuration, None where it is not to be had; `found` names its hash.
+    """
+    before, now = (dict(_flat(_hashed(config))) for config in (trained or given, given))
+    keys = sorted(key for key in {*before, *now} if before.get(key) != now.get(key))
+    told = [f"{given.place(key)} is {now.get(key)!r}, was {before.get(key)!r}" for key in keys]
+    return ConfigError(
+        f"{folder} holds a run of another configuration ({found}, this one is {config_sha(given)})"
+        f"{': ' if told else ''}{', '.join(told)}; choose another `save` or `run_name`, or remove the "
+        "folder"
+    )
+
+
+def _flat(values: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted keys of nested mappings."""
+    for key, value in values.items():
+        if isinstance(value, dict) and value:
+            yield from _flat(value, f"{above}{key}.")
+        else:
+            yield above + key, value
 
 
 def load_run_config(folder: str | Path) -> Config:

@@ -90,7 +90,7 @@ def _no_compilation(patches: Patches) -> None:
     ) -> torch.optim.Optimizer:
         groups = list(params)
         return torch.optim.AdamW(
-            groups, lr=lr, betas=tuple(betas), eps=eps, weight_decay=weight_decay
+            groups, lr=lr, betas=(betas[0], betas[1]), eps=eps, weight_decay=weight_decay
         )
 
     patches.set(adam, "FusedAdam", fused_adam)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+from typing import Any
 
 from megatron_patches.neox.seams import MovedSeam
 
@@ -39,11 +40,11 @@ def check() -> None:
 
 def _differs(module: str, name: str, piece: str | None) -> str | None:
     place = f"deepspeed.{module}.{name}"
-    found = importlib.import_module(f"deepspeed.{module}")
+    found: Any = importlib.import_module(f"deepspeed.{module}")
     for part in name.split("."):
         found = getattr(found, part, None)
     if found is None:
         return f"{place} is gone"
-    if piece is not None and piece not in inspect.getsource(found):  # type: ignore[arg-type]
+    if piece is not None and piece not in inspect.getsource(found):
         return f"{place} no longer contains `{piece}`"
     return None

@@ -29,7 +29,7 @@ def fields(home: Path) -> dict[str, Any]:
 
     Raises OSError or SyntaxError where a file cannot be read.
     """
-    found = {}
+    found: dict[str, Any] = {}
     for file in FILES:
         path = home / "megatron" / "neox_arguments" / file
         tree = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))

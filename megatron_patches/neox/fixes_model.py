@@ -20,13 +20,13 @@ def alibi_cache(patches: Patches) -> None:
 
     def dense(alibi: Any, queries: int, keys: int) -> torch.Tensor:
         # Kept as NeoX keeps its own, for the latest shape: in training that is the only one.
-        shape, held = alibi.__dict__.get("_latest", (None, None))
-        if shape != (queries, keys) or held.device != alibi.slopes.device:
+        held: tuple[tuple[int, int], torch.Tensor] | None = alibi.__dict__.get("_latest")
+        if held is None or held[0] != (queries, keys) or held[1].device != alibi.slopes.device:
             # Distances above 256 are not exact in bfloat16: float32 here, whatever the scores are.
             distance_L = torch.arange(keys, device=alibi.slopes.device, dtype=torch.float32)
-            held = spread(-alibi.slopes.float()[:, None] * distance_L, queries)
-            alibi.__dict__["_latest"] = ((queries, keys), held)
-        return held
+            bias = spread(-alibi.slopes.float()[:, None] * distance_L, queries)
+            held = alibi.__dict__["_latest"] = ((queries, keys), bias)
+        return held[1]
 
     def forward(_: Callable[..., Any]) -> Callable[..., Any]:
         def forward(self: Any, x: torch.Tensor) -> torch.Tensor:

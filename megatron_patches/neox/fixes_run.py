@@ -25,7 +25,7 @@ def pkg_resources(patches: Patches) -> None:
     stub = types.ModuleType("pkg_resources")
     stub.packaging = packaging  # type: ignore[attr-defined]
     sys.modules["pkg_resources"] = stub
-    patches.add(lambda: sys.modules.pop("pkg_resources", None) and None)
+    patches.add(lambda: sys.modules.pop("pkg_resources", None))
 
 
 def wandb_ids(patches: Patches) -> None:

@@ -15,7 +15,7 @@ class Patches:
     """A list of replacements, undone in reverse order."""
 
     def __init__(self) -> None:
-        self._undo: list[Callable[[], None]] = []
+        self._undo: list[Callable[[], object]] = []
 
     def set(self, owner: Any, name: str, value: Any) -> None:
         """`owner.name = value`; afterwards the attribute is as before, or gone if it was not there."""
@@ -43,7 +43,7 @@ class Patches:
         for holder in dict.fromkeys(holders):
             self.set(holder, name, replacement)
 
-    def add(self, undo: Callable[[], None]) -> None:
+    def add(self, undo: Callable[[], object]) -> None:
         """Remember another way back."""
         self._undo.append(undo)
 

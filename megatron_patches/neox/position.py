@@ -22,8 +22,6 @@ SLOT = "rpe"
 class _InAttention:
     """Mixed into a method's class: NeoX calls `rpe(queries, keys)` and saves it under its own names."""
 
-    layer: int | None = None
-
     def forward(self: Any, queries: int, keys: int) -> Tensor:
         """What NeoX adds to scores [B, H, queries, keys] before the mask: [1, H, queries, keys].
 
@@ -31,7 +29,8 @@ class _InAttention:
         here: `ScoreHook` does all of its work.
         """
         if type(self).weight is not PositionMethod.weight:
-            return next(self.parameters()).new_zeros(1)
+            nothing: Tensor = next(self.parameters()).new_zeros(1)
+            return nothing
         return dense_bias(self, queries, keys)[None]
 
     def set_deepspeed_parallelism(self: Any, *_: object, **__: object) -> None:
@@ -141,3 +140,9 @@ def in_attention(method: PositionMethod, args: Any, layer: int | None = None) ->
         else:
             method.__dict__["_exact"] = [(p, p.detach().clone()) for p in method.parameters()]
     return method
+
+
+def layer_of(method: PositionMethod) -> int | None:
+    """The number of the layer that has `method` alone, as `in_attention` was told; None: shared."""
+    layer: int | None = method.__dict__["layer"]
+    return layer

@@ -11,6 +11,7 @@ import torch
 
 from megatron_patches.neox.model import own_methods, position_parameters
 from megatron_patches.neox.patches import Patches
+from megatron_patches.neox.position import layer_of
 from megatron_patches.training import position_state
 from megatron_patches.training.log import append, forget_after
 
@@ -167,9 +168,9 @@ def statistics(module: Any) -> dict[str, float]:
         return torch.cat(parts, dimension)
 
     methods = own_methods(module)
-    if len(methods) == 1 and methods[0].layer is None:
+    if len(methods) == 1 and layer_of(methods[0]) is None:
         return position_state.statistics(methods, all_heads)
-    layers = {int(method.layer or 0): method for method in methods}
+    layers = {layer_of(method) or 0: method for method in methods}
     numbers = position_state.statistics(layers, all_heads) if layers else {}
     stages: list[Any] = [numbers]
     if mpu.get_pipe_parallel_world_size() > 1:

@@ -8,6 +8,7 @@ from typing import Any
 
 from data_prep.errors import DataError
 from data_prep.indexed import IndexedDataset
+from data_prep.tokenizer import GPT2_FINGERPRINT
 from megatron_patches.config import Config, ConfigError
 from megatron_patches.standalone.shape import ModelShape
 from megatron_patches.training.position_options import position_options as choose_options
@@ -20,11 +21,23 @@ def tokenizer_size(config: Config) -> int:
 
     The sidecar of prepared data knows it; without data the tokenizer file does; GPT-2's is a constant.
 
-    Raises ConfigError when the data were made with another tokenizer than the one configured, or
-    when nothing tells the size.
+    Raises ConfigError when the data were made with another tokenizer than the one configured, when
+    the configured file is not there, or when nothing tells the size.
     """
     configured = _configured_tokenizer(config)
     prepared = _prepared_tokenizer(config)
+    if prepared is not None and configured is None and config.vocab_file is not None:
+        raise ConfigError(
+            f"{config.place('vocab_file')} {config.vocab_file}: no such file; the tokenizer of "
+            f"{prepared[0]} lies beside it: correct the path, or leave the key out"
+        )
+    known = configured or (prepared and prepared[1:])
+    asked = config.tokenizer_type if "tokenizer_type" in config.model_fields_set else None
+    if asked == "GPT2BPETokenizer" and known is not None and known[0] != GPT2_FINGERPRINT:
+        raise ConfigError(
+            f"{config.place('tokenizer_type')} {asked}: the tokenizer is another one, of {known[1]} "
+            f"entries (fingerprint {known[0]}): write HFTokenizer, or SPMTokenizer for a .model"
+        )
     if prepared is None and configured is None:
         raise ConfigError(
             f"the vocabulary is unknown: prepare the data first ({prepare_command(config)}), give "

@@ -19,6 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from data_prep.errors import plain
 from megatron_patches.standalone.fingerprints import write_text
 
 # In the order of a step. Ranks wait for each other in a backward pass, and later.
@@ -27,6 +28,9 @@ PHASES = (
     *("saving",),
 )
 UNSEEN = {"iteration": 0, "micro": 0, "phase": 0, "turns": -1, "is": "without a sign of life"}
+# The numbers of a sign of life, and what each is below.
+_SIGN = {"process": 2**31, "iteration": 2**63, "micro": 2**63, "phase": len(PHASES), "turns": 2**63}
+_LONGEST_SIGN = 10_000  # characters of one; those of today have some hundred
 LONGEST_TURN = 5.0  # seconds between two turns of the thread
 
 
@@ -173,11 +177,24 @@ class Heartbeat:
     def _read(self) -> dict[int, dict[str, Any]]:
         found = {self.rank: self._own()}
         for rank in sorted({*range(self.ranks)} - {self.rank}):
-            try:
-                found[rank] = json.loads(self._file(rank).read_text(encoding="utf-8"))
-            except (OSError, ValueError):
-                found[rank] = {**UNSEEN}
+            found[rank] = _sign(self._file(rank)) or {**UNSEEN}
         return found
+
+
+def _sign(file: Path) -> dict[str, Any] | None:
+    """What a rank wrote of itself; None where it is not there, cut or damaged.
+
+    A disk of several hosts can show anything, and what raised here would end the watch unseen.
+    """
+    try:
+        with open(file, encoding="utf-8") as stream:
+            state = json.loads(stream.read(_LONGEST_SIGN))
+        numbers = {key: state[key] for key in _SIGN}
+        if any(type(n) is not int or not 0 <= n < _SIGN[key] for key, n in numbers.items()):
+            return None
+        return {**numbers, "host": plain(str(state["host"]))[:255]}
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
 
 
 def _dead(states: dict[int, dict[str, Any]]) -> dict[int, dict[str, Any]]:

@@ -64,9 +64,18 @@ def deepspeed_settings(config: Config, batch: Batch) -> dict[str, Any]:
 
 
 def build_engine(model: GPT, config: Config, batch: Batch, device: torch.device) -> Any:
-    """DeepSpeed's engine for `model`, moved to `device` and cast to the configured precision."""
+    """DeepSpeed's engine for `model`, moved to `device` and cast to the configured precision.
+
+    Raises RuntimeError where DeepSpeed has no fp16 on this device.
+    """
     params = config.optimizer.params
     deepspeed = runtime.import_deepspeed()
+    if config.is_fp16 and not deepspeed.accelerator.get_accelerator().is_fp16_supported():
+        key = "fp16" if config.precision is None else "precision"
+        raise RuntimeError(
+            f"{config.place(key)} asks for fp16, which DeepSpeed cannot train on this {device.type}; "
+            "write precision: bfloat16 or fp32"
+        )
     model.to(device)
     if config.torch_dtype_name != "float32":
         model.to(getattr(torch, config.torch_dtype_name))

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from megatron_patches.config import Config, ConfigError, config_sha
+from megatron_patches.config import (
+    Config,
+    ConfigError,
+    another_run,
+    config_sha,
+    load_run_config,
+)
 from megatron_patches.standalone import manifest
 from megatron_patches.standalone.saving import point_latest, together
 from megatron_patches.standalone.weights import (
@@ -46,10 +53,10 @@ def resume(
         found = _verified_shas(folder)
     # Before DeepSpeed copies anything: tensors of another model would stop it with a message of torch.
     if found != {config_sha(config)}:
-        raise ConfigError(
-            f"{path} holds a run of another configuration ({', '.join(sorted(found))}, this one is "
-            f"{config_sha(config)}): choose another `save` or `run_name`, or remove the folder"
-        )
+        trained = None
+        with suppress(ConfigError):  # its hash was read from the step itself
+            trained = load_run_config(path)
+        raise another_run(path, trained, ", ".join(sorted(found)), config)
     loaded, client = engine.load_checkpoint(str(folder.parent), tag=folder.name)
     if loaded is None:
         raise CheckpointError(f"{folder}: DeepSpeed found nothing to resume there")

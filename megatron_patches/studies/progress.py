@@ -152,14 +152,20 @@ def _cut_of_rows(path: Path) -> Mapping[str, Any]:
     if not path.is_file() or not rows.is_file() or not rows.stat().st_size:
         return {}
     try:
-        before = json.loads(path.read_bytes())
+        with open(path, "rb") as stream:
+            before = json.loads(stream.read(_LONGEST_CUT))
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: not JSON ({error}): {_REPAIR}") from error
-    if not isinstance(before, dict):
-        raise ConfigError(f"{path}: expected an object, found {before!r}: {_REPAIR}")
-    return before
+    known = isinstance(before, dict) and all(
+        value is None or type(value) is int for value in before.values()
+    )
+    if not known:
+        found = repr(before)[:80]
+        raise ConfigError(f"{path}: expected an object of whole numbers, found {found}: {_REPAIR}")
+    return dict(before)
 
 
+_LONGEST_CUT = 10_000  # bytes; one has less than a hundred
 _REPAIR = "restore the file, or remove it if all rows beside it are of this study"
 
 

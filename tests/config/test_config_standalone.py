@@ -41,6 +41,8 @@ REFUSED = [
     "deepspeed=false",
     "expansion_factor=2.0",
     "lr_decay_fraction=0.5",
+    "train_iters=0",
+    "iteration=5",
 ]
 ACCEPTED = [
     "pipe_parallel_size=1",
@@ -74,6 +76,17 @@ def test_what_would_change_the_maths_is_refused(config, override):
 @pytest.mark.parametrize("override", ACCEPTED)
 def test_what_leaves_the_maths_alone_is_accepted(config, override):
     check_standalone(config("", override))
+
+
+@pytest.mark.parametrize("overrides", [["hidden_dropout=0.1"], ["train_iters=0"], ["iteration=5"]])
+def test_a_model_is_read_whatever_its_training_was(config, overrides):
+    check_standalone(config("", *overrides), training=False)
+
+
+def test_a_step_to_start_from_needs_what_it_is_a_step_of(config):
+    check_standalone(config("", "iteration=5", "load=checkpoints/other"))
+    with pytest.raises(ConfigError, match="`iteration` .* it names the step of a `load`"):
+        check_standalone(config("", "iteration=5"))
 
 
 def test_all_refusals_come_in_one_error_with_their_lines(config):

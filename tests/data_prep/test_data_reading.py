@@ -170,8 +170,11 @@ def test_missing_and_doubled_inputs(tmp_path):
     with pytest.raises(UsageError, match="no file matches"):
         expand([tmp_path])
     path = write(tmp_path / "a.jsonl", lines(["a"]))
-    with pytest.raises(UsageError, match="named twice"):
+    with pytest.raises(UsageError, match="a.jsonl: this input file is named twice; its documents"):
         expand([path, tmp_path])
+    (tmp_path / "b.jsonl").symlink_to(path)
+    with pytest.raises(UsageError, match="b.jsonl: .* named twice, also as .*a.jsonl; "):
+        expand([tmp_path])
 
 
 def test_lm_dataformat_archive(tmp_path):

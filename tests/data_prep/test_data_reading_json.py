@@ -110,6 +110,38 @@ def test_what_a_misnamed_file_is_is_said(tmp_path):
         texts_of(write(tmp_path / "a.jsonl.gz", frame(b"x")))
 
 
+@pytest.mark.parametrize(("name", "kind"), [("a.jsonl.gz", "gzip"), ("a.jsonl.zst", "zstd")])
+def test_what_was_never_compressed_is_told_from_damage(tmp_path, name, kind):
+    with pytest.raises(DataError, match=rf"{name}: damaged {kind} data, or none at all: .*rename"):
+        texts_of(write(tmp_path / name, lines(TEXTS)))
+    for cut in (1, 2, 3):  # too short to tell
+        with pytest.raises(DataError, match="cut short"):
+            texts_of(
+                write(
+                    tmp_path / name, (gzip.compress(b"x") if kind == "gzip" else frame(b"x"))[:cut]
+                )
+            )
+
+
+def test_skippable_frames_may_come_first(tmp_path):
+    first = b"\x5a\x2a\x4d\x18" + (3).to_bytes(4, "little") + b"abc"
+    assert texts_of(write(tmp_path / "a.jsonl.zst", first + frame(lines(TEXTS))))[0] == TEXTS
+
+
+def test_a_record_with_two_texts_loses_none_without_a_word(tmp_path):
+    twice = b'{"text": "first", "text": "second"}'
+    path = write(tmp_path / "a.jsonl", lines(["good", 'a "text" of "text"']) + twice)
+    with pytest.raises(DataError, match=r"a.jsonl:3: has the key 'text' twice"):
+        texts_of(path)
+    found, reading = texts_of(path, on_bad_line="skip")
+    assert found == ["good", 'a "text" of "text"'] and reading.bad_reasons == {"a key twice": 1}
+    other = write(tmp_path / "b.jsonl", b'{"id": 1, "id": 2, "text": "good"}')
+    assert texts_of(other)[0] == ["good"]  # of no other key is a text
+    array = write(tmp_path / "c.json", b'["good", ' + twice + b"]")
+    with pytest.raises(DataError, match=r"c.json\[2\]: has the key 'text' twice"):
+        texts_of(array)
+
+
 def test_a_wrong_key_is_not_so_many_bad_lines(tmp_path):
     path = write(tmp_path / "a.jsonl", lines(TEXTS))
     with pytest.raises(DataError, match="none of its 100 records .* the right --text-key"):

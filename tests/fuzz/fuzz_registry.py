@@ -6,7 +6,10 @@ import importlib
 
 from fuzz_target import Target
 
-MODULES = ("fuzz_checkpoints", "fuzz_folders", "fuzz_texts", "fuzz_settings", "fuzz_results")
+MODULES = (
+    *("fuzz_checkpoints", "fuzz_folders", "fuzz_texts", "fuzz_settings", "fuzz_results"),
+    "fuzz_traces",
+)
 
 
 def targets() -> dict[str, Target]:

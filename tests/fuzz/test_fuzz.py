@@ -26,7 +26,7 @@ TARGETS = (
     *("checkpoint", "manifest", "moments", "release", "hugging_face", "text_plain", "text_packed"),
     *("text_columns", "indexed_sealed", "indexed", "prepared", "tokenizer", "pieces"),
     *("run_command", "run_yaml", "study_yaml", "released_yaml", "tables", "tables_latex"),
-    *("tables_models", "report", "figures", "run_folder"),
+    *("tables_models", "report", "figures", "run_folder", "resume", "signs", "cut", "heat_maps"),
 )
 NEEDS = {"text_columns": "pyarrow", "pieces": "sentencepiece"}
 

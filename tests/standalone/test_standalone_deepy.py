@@ -129,7 +129,9 @@ def test_a_folder_of_another_run(file, refusal, monkeypatch):
     assert deepy.main(["train.py", str(file)]) == 0
     (compose([file]).save_dir / "log.jsonl").touch()
     assert deepy.main(["train.py", str(file), "--set", "log_interval=3"]) == 0  # the same model
-    assert "holds a run of another configuration" in refusal("--set", "seed=9")
+    told = refusal("--set", "seed=9", "--set", "optimizer.params.lr=2.0e-3")
+    assert "holds a run of another configuration" in told
+    assert "`optimizer.params.lr` (--set) is 0.002, was 0.001, `seed` (--set) is 9, was " in told
 
 
 @pytest.mark.parametrize("with_suffix", [True, False])

@@ -68,7 +68,9 @@ def test_a_complete_run_is_left_alone(config, capsys):
 def test_another_configuration_in_the_same_folder_is_refused(config, change):
     folder = train(config(train_iters=2))
     stored = (folder / "config.yml").read_bytes()
-    with pytest.raises(ConfigError, match="holds a run of another configuration"):
+    ((key, value),) = change.items()
+    told = rf"holds a run of another configuration .*: `{key}` .* is {value!r}, was .*; choose"
+    with pytest.raises(ConfigError, match=told):
         train(config(train_iters=2, **change))
     assert (folder / "config.yml").read_bytes() == stored
 

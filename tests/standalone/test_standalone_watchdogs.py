@@ -370,6 +370,31 @@ def test_a_rank_that_never_wrote_is_not_called_stopped(tmp_path):
     assert line.startswith("rank 1 (process ? on ?) is without a sign of life, last seen starting")
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        *("[1]", '{"iteration": 3', "3", "", "[" * 9000, '{"turns": 1}'),
+        *({"phase": 99}, {"phase": "saving"}, {"process": "x"}, {"process": 2**80}, {"turns": -1}),
+        *({"iteration": None}, {"micro": True}, {"iteration": "9" * 20_000}),
+    ],
+)
+def test_a_damaged_sign_of_life_is_none(tmp_path, damage):
+    """What it raised in the thread would have ended the watch, and nobody would have known."""
+    heart = Heartbeat(tmp_path, 0, 2, 0.05, lambda *_: "")
+    others(heart, r1={} if isinstance(damage, str) else damage)
+    if isinstance(damage, str):
+        heart._file(1).write_text(damage)
+    (line,) = heart.gone()
+    assert line.startswith("rank 1 (process ? on ?) is without a sign of life")
+
+
+def test_a_sign_of_life_does_not_drive_the_terminal(tmp_path):
+    heart = Heartbeat(tmp_path, 0, 2, 0.05, lambda *_: "")
+    others(heart, r1={"host": "\x1b[2Jnode"})
+    (line,) = heart.gone()
+    assert "on \\x1b[2Jnode) is stopped" in line
+
+
 def test_a_process_that_is_gone_only_when_asked_again(tmp_path, monkeypatch):
     """The kernel closes what a killed process held before the process counts as dead."""
     heart = Heartbeat(tmp_path, 0, 2, 0.1, lambda *_: "")

@@ -202,7 +202,16 @@ def test_a_cut_without_rows_binds_nobody(tmp_path):
     assert plan_of(tmp_path, lengths=[32], max_tokens=99)
 
 
-@pytest.mark.parametrize(("text", "word"), [('{"longest": 3', "not JSON"), ("[1]", "an object")])
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ('{"longest": 3', "not JSON"),
+        ("[1]", "an object"),
+        ('{"note": [[]]}', "an object of whole numbers"),
+        ('{"longest": true}', "an object of whole numbers"),
+        ("[" + "1," * 3000 + "1]", r"found \[1, 1, .{,80}: restore"),
+    ],
+)
 def test_a_damaged_cut_is_named(tmp_path, text, word):
     file = tmp_path / "results" / "cut.json"
     plan = plan_of(tmp_path, lengths=[16], max_tokens=129)

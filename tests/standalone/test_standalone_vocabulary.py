@@ -1,0 +1,50 @@
+"""How many rows the embedding has, and that no tokenizer stands in silently for the one configured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from standalone_tools import TINY
+
+from data_prep.indexed import write_indexed
+from data_prep.tokenizing import load_tokenizer
+from megatron_patches.config import Config, ConfigError, from_mapping
+from megatron_patches.standalone.build import tokenizer_size, vocabulary
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    """A prepared text of bytes, its tokenizer beside it."""
+    tokenizer = load_tokenizer("byte")
+    tokenizer.save(tmp_path)
+    sidecar = {"tokenizer": tokenizer.describe()}
+    ids = tokenizer.encode_array("some text")
+    write_indexed(tmp_path / "train", [ids], vocab_size=tokenizer.vocab_size, sidecar=sidecar)
+    return tmp_path
+
+
+def of(text: Path, **keys: object) -> Config:
+    own = {key: value for key, value in TINY.items() if key != "padded_vocab_size"}
+    paths = {f"{part}_data_paths": [str(text / "train")] for part in ("train", "valid", "test")}
+    return from_mapping({**own, **paths, **keys})
+
+
+def test_the_tokenizer_of_the_text_decides(text):
+    for keys in ({}, {"tokenizer_type": "HFTokenizer", "vocab_file": str(text / "tokenizer.json")}):
+        assert tokenizer_size(of(text, **keys)) == 257
+        assert vocabulary(of(text, **keys)) == 384  # the next multiple of 128
+
+
+def test_a_file_that_is_not_there_is_no_silent_default(text):
+    with pytest.raises(
+        ConfigError, match="`vocab_file` .*nosuch.json: no such file; the tokenizer"
+    ):
+        tokenizer_size(of(text, vocab_file="nosuch.json"))
+
+
+def test_the_word_for_gpt2_is_not_taken_for_another_tokenizer(text):
+    # GPT-NeoX would build 50,304 rows of it, or read the file as GPT-2's and stop.
+    for keys in ({}, {"vocab_file": str(text / "tokenizer.json")}):
+        with pytest.raises(ConfigError, match="`tokenizer_type` .*257 entries.* write HFTokenizer"):
+            tokenizer_size(of(text, tokenizer_type="GPT2BPETokenizer", **keys))
