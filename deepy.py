@@ -60,6 +60,7 @@ def launch(options: argparse.Namespace) -> int:
     for change in options.set:
         print(f"--set {change}")
     refuse_inside_a_launcher()
+    _check_folder(config)
     hosts = read_hostfile(config)
     # Our own evaluation and generation read the checkpoints of both engines.
     if options.engine == "neox" and worker.name == "train.py":
@@ -120,6 +121,13 @@ def launch_neox(options: argparse.Namespace, config: Config, hosts: dict[str, in
         write_text(file, dump(handed))
         code = subprocess.run([*command, "train.py", str(file)], env=_importable()).returncode
     return code if code in (0, 1, 2) else 1
+
+
+def _check_folder(config: Config) -> None:
+    folder = config.save_dir
+    nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not nearest.is_dir():
+        raise ConfigError(f"{config.place('save')} {folder}: {nearest} is no folder")
 
 
 def _importable() -> dict[str, str]:

@@ -90,6 +90,9 @@ def _precision(config: Config) -> Iterator[str]:
 def _evaluation(config: Config) -> Iterator[str]:
     if config.eval_window is not None and config.eval_block is not None:
         yield f"{config.place('eval_window')} and {config.place('eval_block')}: set one of them"
+    needed = {"sliding": "eval_stride", "last": "eval_last_k"}.get(config.eval_protocol)
+    if needed and getattr(config, needed) is None:
+        yield f"{config.place('eval_protocol')} {config.eval_protocol} needs `{needed}` beside it"
 
 
 def _data(config: Config) -> Iterator[str]:
@@ -102,6 +105,8 @@ def _data(config: Config) -> Iterator[str]:
             yield f"{config.place(f'{given[0]}_data_paths')} needs `{part}_data_paths` beside it"
     for part in PARTS:
         paths = getattr(config, f"{part}_data_paths")
+        if paths == []:
+            yield f"{config.place(f'{part}_data_paths')} names no data"
         weights = getattr(config, f"{part}_data_weights")
         if weights is not None and len(weights) != len(paths or []):
             yield (

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from megatron_patches.attention import preferences
 from megatron_patches.attention.memory import Size, peak_bytes
 from megatron_patches.config import Config, batch_arithmetic, config_sha, data_parallel_size, dump
-from megatron_patches.standalone.build import shape_of
+from megatron_patches.config.checks import PARTS
+from megatron_patches.standalone.build import prepare_command, shape_of
 from megatron_patches.standalone.shape import ModelShape, position_method
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -49,6 +51,20 @@ def attention_bytes(shape: ModelShape, impl: str, batch: int, length: int, **siz
     return peak_bytes(impl, Size(batch, shape.heads, length, length, shape.head_dim, **size))
 
 
+def _data(config: Config) -> str:
+    """Which of the prepared files are not here; a plan may be made on another machine than its data."""
+    prefixes = [path for part in PARTS for path in getattr(config, f"{part}_data_paths") or ()]
+    prefixes += [config.data_path] if config.data_path else []
+    missing = [
+        prefix
+        for prefix in prefixes
+        if not all(Path(f"{prefix}.{kind}").is_file() for kind in ("bin", "idx"))
+    ]
+    if not missing:
+        return ", ".join(prefixes) or "none configured"
+    return f"not here: {', '.join(missing)} ({prepare_command(config)})"
+
+
 def describe(config: Config, processes: int) -> str:
     """Text for `--dry-run`: the resolved YAML, then what it amounts to.
 
@@ -82,6 +98,7 @@ def describe(config: Config, processes: int) -> str:
         "processes": f"{processes}, ZeRO stage {config.zero_stage}",
         "batch": f"{batch.micro} x {batch.accumulation} x {ranks} = {batch.global_} sequences of "
         f"{config.seq_length} = {tokens:,} tokens a step",
+        "data": _data(config),
         "training": f"{config.train_iters:,} steps, {tokens * config.train_iters:,} tokens",
         "memory": f"about {gigabytes:.1f} GB a process (an estimate, activations included)",
         "evaluation": f"{config.eval_protocol} at {', '.join(map(str, config.eval_lengths))}",

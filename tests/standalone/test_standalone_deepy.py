@@ -97,6 +97,26 @@ def test_text_that_is_not_prepared_yet(dataset, said, refusal, file):
     assert re.search(f"the vocabulary is unknown: prepare the data first {said}", shown)
 
 
+def test_a_plan_names_the_data_that_are_not_here(file, text, tmp_path, capsys):
+    assert deepy.main(["--dry-run", "train.py", str(file)]) == 0
+    assert "not here" not in capsys.readouterr().out
+    here, gone = f"{text}/train", f"{tmp_path}/gone/train"
+    parts = [f"{part}_data_paths=[{here},{gone}]" for part in ("train", "valid", "test")]
+    sets = [word for part in parts for word in ("--set", part)]
+    assert deepy.main(["--dry-run", "train.py", str(file), *sets]) == 0
+    shown = capsys.readouterr().out
+    assert re.search(rf"^data +not here: {gone}, {gone}, {gone} \(python -m", shown, re.M)
+
+
+@pytest.mark.parametrize("below", ["", "/run"])
+def test_a_file_where_the_run_should_be(below, tmp_path, refusal):
+    taken = tmp_path / "taken"
+    taken.write_text("")
+    for more in ([], ["--dry-run"]):
+        assert f"{taken} is no folder" in refusal("--set", f"save={taken}{below}", *more)
+    assert not taken.read_text()
+
+
 def test_the_resolved_file_is_what_starts(file, tmp_path, monkeypatch):
     started = []
     monkeypatch.setattr(deepy, "start", lambda *arguments: started.append(arguments) or 0)
