@@ -85,19 +85,18 @@ class Dape(Kerple):
         visible_QK: Tensor,
     ) -> Tensor:
         """Scores, base and network together, [B, H, Q, K]; no key or query sees another one."""
-        dtype, size = scores_BHQK.dtype, scores_BHQK.shape
+        dtype, size, batch = scores_BHQK.dtype, scores_BHQK.shape, len(scores_BHQK)
         base_HQK = self.base_bias(distance_QK).to(dtype)
         inner, offset, outer = (
             self.get_parameter(f"mlp2.{key}").to(dtype)
             for key in ("0.weight", "0.bias", "2.weight")
         )
-        of_scores, of_base = inner.split(self.heads, dim=1)
-        # One matrix a sample: heads -> width -> heads, for all places side by side. The base's part is
-        # the same in all samples.
-        shift = torch.addmm(offset[:, None], of_base, base_HQK.flatten(1))
-        # Expanded and not broadcast: `matmul` would copy every place to put heads last, and back.
-        batch = len(scores_BHQK)
-        hidden = torch.baddbmm(shift, of_scores.expand(batch, -1, -1), scores_BHQK.flatten(2))
+        # One matrix a sample, 2H -> W -> H, for all places side by side. Expanded and not broadcast:
+        # `matmul` would copy every place to put heads last, and back. The base's part alone is the same in
+        # all samples, but a product of its own costs more than reading it again does.
+        base_BHP = base_HQK.flatten(1).expand(batch, -1, -1)
+        places = torch.cat([scores_BHQK.flatten(2), base_BHP], dim=1)
+        hidden = torch.baddbmm(offset[:, None], inner.expand(batch, -1, -1), places)
         correction = outer.expand(batch, -1, -1).bmm(F.leaky_relu(hidden, SLOPE, inplace=True))
         return scores_BHQK + base_HQK + correction.view(size)
 
