@@ -154,13 +154,18 @@ class Position(nn.Module):
             self.weight = nn.Parameter(torch.randn(self.buckets, heads) * 0.02)
         if self.name == "learned":
             self.weight = nn.Parameter(torch.randn(self.rows, width) * 0.02)
-        self.register_state_dict_pre_hook(Position.make_legal_)
+        self.register_state_dict_post_hook(Position.make_legal)
 
     @torch.no_grad()
-    def make_legal_(self, *_: Any) -> None:
-        """Numbers that training carried past their limits, back onto them: what is saved can be loaded."""
+    def make_legal(self, state: dict[str, Tensor], prefix: str, *_: Any) -> None:
+        """In what is saved, numbers that training carried past their limits, as the model reads them.
+
+        Else they could not be loaded again. The model's own stay as they are.
+        """
         for key, highest in self.kernel.numbers.items():
-            getattr(self, key).clamp_(LOWEST, highest)
+            value = state[prefix + key]
+            if not value.is_meta and bool(((value < LOWEST) | (value > highest)).any()):
+                state[prefix + key] = value.clamp(LOWEST, highest)
 
     def tables(self, length: int, device: torch.device) -> Tables:
         """What is added to, and multiplies, the scores at distances 0 ... length-1: float32 [H, length]."""
@@ -207,7 +212,7 @@ class Position(nn.Module):
 
     def check(self) -> None:
         """Raises ValueError for a number that no training of this model can have left."""
-        for key, tensor in self.state_dict().items():
+        for key, tensor in self.named_parameters():
             if not torch.isfinite(tensor).all():
                 raise ValueError(f"position.{key} holds NaN or infinite values")
         for key, highest in self.kernel.numbers.items():

@@ -218,6 +218,11 @@ def test_what_training_carried_past_the_limits_can_be_loaded_again(tmp_path):
         model.position[0].bias_a.fill_(-2.0)
         wanted = model(tokens(1, 9)).logits
     model.save_pretrained(tmp_path / "saved")
+    assert model.position[0].bias_p.flatten().tolist() == [
+        -1.0,
+        0.5,
+        7.0,
+    ]  # training goes on from these
     again = modeling_gpt_positions.GPTPositionsForCausalLM.from_pretrained(tmp_path / "saved")
     assert again.position[0].bias_p.flatten().tolist() == pytest.approx([0.01, 0.5, 2.0])
     torch.testing.assert_close(again(tokens(1, 9)).logits, wanted)
