@@ -214,16 +214,13 @@ def _through_rows(
         read = rows.q.detach().to(scores.dtype).requires_grad_()
         with torch.enable_grad():
             p = compute(replace(rows, q=read), own, part.keys.start)
-        found = torch.autograd.grad(
-            p, [own, read, *parameters], part.of(grad_p, piece), allow_unused=True
+        # Zeros, not None, for what the weights do not depend on.
+        grad_own, grad_read, *others = torch.autograd.grad(
+            p, [own, read, *parameters], part.of(grad_p, piece), materialize_grads=True
         )
         part.put(p.detach(), scores, piece)
-        if found[0] is not None:
-            part.put(found[0], grad_p, piece)
-        if found[1] is not None:
-            lines = _shift(part.queries, piece.queries.start)
-            direct_NRD[:, lines] = found[1].flatten(0, 1)
-        for total, grad in zip(sums, found[2:], strict=True):
-            if grad is not None:
-                total += grad
+        part.put(grad_own, grad_p, piece)
+        direct_NRD[:, _shift(part.queries, piece.queries.start)] = grad_read.flatten(0, 1)
+        for total, grad in zip(sums, others, strict=True):
+            total += grad
     return direct_NRD

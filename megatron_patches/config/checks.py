@@ -90,9 +90,6 @@ def _precision(config: Config) -> Iterator[str]:
 def _evaluation(config: Config) -> Iterator[str]:
     if config.eval_window is not None and config.eval_block is not None:
         yield f"{config.place('eval_window')} and {config.place('eval_block')}: set one of them"
-    needed = {"sliding": "eval_stride", "last": "eval_last_k"}.get(config.eval_protocol)
-    if needed and getattr(config, needed) is None:
-        yield f"{config.place('eval_protocol')} {config.eval_protocol} needs `{needed}` beside it"
 
 
 def _data(config: Config) -> Iterator[str]:

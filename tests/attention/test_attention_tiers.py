@@ -95,3 +95,21 @@ def test_rows_that_a_method_goes_through_at_a_time(floats, rows, expected):
     """16 heads of 512 keys: what is kept of them fits into 2^20 floats, or it is one row."""
     assert blocks.rows_worked_on(16 * 512, floats, rows) == expected
     assert blocks.rows_worked_on(16 * 512, floats, rows, "cuda") == rows
+
+
+class Blind(Slanted):
+    """Reads the queries, and not their products with the keys."""
+
+    tier = "content"
+
+    def score(self, scores, distance, query_position, *, query_BHQD, visible_QK):
+        return query_BHQD.sum(-1, keepdim=True) * distance / 50
+
+
+def test_weights_that_do_not_depend_on_the_products():
+    """No gradient reaches the keys, and the queries have that of the method alone."""
+    method, qkv = Blind().to_float64_(), tensors(70, 70)
+    whole = outcome("reference", method, qkv)
+    found = outcome("chunked", method, qkv)
+    assert_same(found, whole, 1e-11)
+    assert not found[1][1].any() and found[1][0].any()

@@ -220,11 +220,6 @@ def test_position_names_are_canonical_and_misspellings_refused(config, refusal):
             "train_data_paths=[] valid_data_paths=[b] test_data_paths=[b]",
             ["`train_data_paths` (--set) names no data"],
         ),
-        (
-            "eval_protocol=sliding",
-            ["`eval_protocol` (--set) sliding needs `eval_stride` beside it"],
-        ),
-        ("eval_protocol=last eval_stride=8", ["last needs `eval_last_k` beside it"]),
         ("train_data_weights=[1.0]", ["has 1 numbers for 0 `train_data_paths`"]),
         ("split=949;50;1", ["expects shares"]),
         ("split=0,0,0", ["expects shares"]),

@@ -111,7 +111,7 @@ def test_the_hash_sees_what_trains_the_model(config, override):
         "distributed_backend=gloo",
         "num_workers=0",
         "eval_lengths=[64]",
-        "eval_protocol=sliding eval_stride=8",
+        "eval_protocol=sliding",
         "eval_window=512 eval_paper_windows=8",
         "eval_block=64",
         'eval_position_options={"a":1}',
