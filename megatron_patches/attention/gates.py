@@ -80,39 +80,57 @@ class Gates:
 
 
 @dataclass(frozen=True)
+class _Runs:
+    """Runs of one length L that lie side by side: `count` of them, R."""
+
+    rows: slice  # of the chunk
+    count: int
+    between: Tensor  # [S, G, R, 1, E]: the sums between the points of reference and the keys
+    gain: Tensor | None  # [S, G, R, L, 1]
+
+    def of(self, chunk: Tensor) -> Tensor:
+        """Their part of `[..., C, E]` as `[..., R, L, E]`, a view."""
+        found: Tensor = chunk[..., self.rows, :].unflatten(-2, (self.count, -1))
+        return found
+
+
+@dataclass(frozen=True)
 class Chunk:
     """The term of one place, and its way back."""
 
     gates: Gates
     place: Place
 
-    def _runs(self, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
-        """Rows, the sums `[S, G, 1, E]` between their point of reference and the keys, and gains.
-
-        Gains are `[S, G, rows, 1]`.
-        """
+    def _runs(self, dtype: torch.dtype) -> Iterator[_Runs]:
+        """Whole runs all together; before and after them what the chunk has of others."""
         at = self.place
         total_SGK = self.gates.total[at.samples, at.heads]
-        for run in range((at.last - 1) // RUN, at.first // RUN - 1, -1):
-            low, high = max(at.first, run * RUN), min(at.last, run * RUN + RUN)
+        cuts = (-(-at.first // RUN) * RUN, at.last // RUN * RUN)
+        edges = sorted({at.first, at.last, *(min(max(c, at.first), at.last) for c in cuts)})
+        for low, high in zip(edges[:-1], edges[1:], strict=True):
+            count = max(1, (high - low) // RUN)
             # the same query wherever the chunk ends, so that forward and backward agree
-            reference = at.offset + min(run * RUN + RUN, at.queries) - 1
-            between = total_SGK[..., reference, None] - total_SGK[..., at.start : at.end]
+            reference = at.offset + min(low // RUN * RUN + RUN, at.queries) - 1
+            points = slice(reference, reference + count * RUN, RUN)
+            own_SGR = total_SGK[..., points].flip(-1)
+            between = own_SGR[..., None] - total_SGK[..., None, at.start : at.end]
             gain = None
             if self.gates.gain is not None:
-                gain = self.gates.gain[at.samples, at.heads, low:high].flip(-1)[..., None].to(dtype)
-            yield slice(at.last - high, at.last - low), between.to(dtype)[:, :, None], gain
+                gain = self.gates.gain[at.samples, at.heads, low:high].flip(-1).to(dtype)
+                gain = gain.unflatten(-1, (count, -1))[..., None]
+            rows = slice(at.last - high, at.last - low)
+            yield _Runs(rows, count, between.to(dtype)[..., None, :], gain)
 
     def added_to(self, bias_GCE: Tensor, unit: float = 1.0) -> Tensor:
         """`[S, G, C, E]`: the bias and `unit` times the term, less a constant a row."""
         some = self.gates.total[self.place.samples, self.place.heads]
         out = bias_GCE.new_empty(*some.shape[:2], *bias_GCE.shape[1:])
-        for rows, between, gain in self._runs(bias_GCE.dtype):
-            part = bias_GCE[:, rows]
-            if gain is None:
-                torch.add(part, between, alpha=unit, out=out[:, :, rows])
+        for runs in self._runs(bias_GCE.dtype):
+            part, into = runs.of(bias_GCE), runs.of(out)
+            if runs.gain is None:
+                torch.add(part, runs.between, alpha=unit, out=into)
             else:
-                torch.addcmul(part, between, gain, value=unit, out=out[:, :, rows])
+                torch.addcmul(part, runs.between, runs.gain, value=unit, out=into)
         return out
 
     def give_back(
@@ -125,14 +143,15 @@ class Chunk:
         """
         at = self.place
         keys = grad_total[at.samples, at.heads, at.start : at.end]
-        for rows, between, gain in self._runs(grad_scores_SGCE.dtype):
-            queries = slice(at.last - rows.stop, at.last - rows.start)
-            part = grad_scores_SGCE[:, :, rows]
+        for runs in self._runs(grad_scores_SGCE.dtype):
+            queries = slice(at.last - runs.rows.stop, at.last - runs.rows.start)
+            part = runs.of(grad_scores_SGCE)
             if grad_gain is not None:
-                sums = (part * between).sum(-1).flip(-1)
+                sums = (part * runs.between).sum(-1).flatten(-2).flip(-1)
                 grad_gain[at.samples, at.heads, queries] += sums.to(grad_gain.dtype)
-            if gain is not None:
-                part = part * gain
-            keys -= part.sum(2).to(keys.dtype)
+            if runs.gain is not None:
+                part = part * runs.gain
+            keys -= part.sum(3).to(keys.dtype).sum(2)
             own = slice(at.offset + queries.start, at.offset + queries.stop)
-            grad_total[at.samples, at.heads, own] += part.sum(-1).flip(-1).to(keys.dtype)
+            own_sums = part.sum(-1).flatten(-2).flip(-1)
+            grad_total[at.samples, at.heads, own] += own_sums.to(keys.dtype)
