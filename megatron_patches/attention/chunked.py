@@ -34,9 +34,19 @@ def refuses(problem: Problem) -> str | None:
 
 def run(problem: Problem) -> Tensor:
     """`out_BHQD` for every tier; no tensor of queries x keys exists at any time."""
-    method, gates = problem.method, problem.gates
-    if method.whole_rows:
+    if not problem.method.whole_rows:
+        return _by_distance(problem)
+    near = min(max(0, problem.method.rows_by_distance - problem.sight.offset), problem.queries)
+    if near == 0:
         return recomputed(problem)
+    if near == problem.queries:
+        return _by_distance(problem)
+    first, rest = problem.split(near)
+    return torch.cat([_by_distance(first), recomputed(rest)], dim=2)
+
+
+def _by_distance(problem: Problem) -> Tensor:
+    method, gates = problem.method, problem.gates
     table_HL = method.table(problem.keys)
     if table_HL is None:
         table_HL = torch.zeros(problem.q.shape[1], problem.keys, device=problem.q.device)

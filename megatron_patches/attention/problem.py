@@ -139,6 +139,23 @@ class Problem:
         )
         return replace(self, q=self.q[some], k=self.k[some], v=self.v[some], sight=sight)
 
+    def split(self, count: int) -> tuple[Problem, Problem]:
+        """The first `count` queries and the others, each with all keys up to its last query."""
+        end = self.sight.offset + count
+        padding = self.sight.padding
+        before = replace(self.sight, padding=None if padding is None else padding[:, :end])
+        after = replace(self.sight, offset=end)
+        return (
+            replace(
+                self,
+                q=self.q[:, :, :count],
+                k=self.k[:, :, :end],
+                v=self.v[:, :, :end],
+                sight=before,
+            ),
+            replace(self, q=self.q[:, :, count:], sight=after),
+        )
+
     def rows(self, first: int, last: int) -> Problem:
         """The part of the problem that belongs to queries `[first, last)`, with the keys they can see."""
         sight = self.sight

@@ -191,6 +191,14 @@ class PositionMethod(Precise):
         return self.tier == "positional" or self.rewrites_scores
 
     @property
+    def rows_by_distance(self) -> int:
+        """Query positions below this have a bias of the distance alone, that of `table`.
+
+        For tier "positional", where it saves looking at whole rows.
+        """
+        return 0
+
+    @property
     def floats_per_score(self) -> int:
         """Numbers kept for each score on the way to its weight, about: the more, the fewer rows at a time."""
         return 8 if self.rewrites_scores else 2

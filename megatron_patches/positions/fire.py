@@ -7,6 +7,7 @@ its last bias: a constant a head, which softmax does not see and Adam would stil
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -70,14 +71,22 @@ class Fire(PositionMethod):
         """
         dtype = self.working_dtype(self.c)
         c = self.c.to(dtype)[0]
-        start = (self.L_multiplier.to(dtype)[0] * self.initial_length).abs()
-        last = start
+        last = start = self._threshold(dtype)
         if query_position is not None:
             last = torch.maximum(query_position.to(dtype), start)[..., None]
         share = _psi(c, distance.to(dtype)) / (_psi(c, last) + SMALLEST)
         outer = self.get_parameter("mlp.2.weight").to(dtype)
         weight, bias = (self.get_parameter(f"mlp.0.{key}").to(dtype) for key in ("weight", "bias"))
         return self.result(relu_network(share, weight[:, 0], bias, outer))
+
+    def _threshold(self, dtype: torch.dtype) -> Tensor:
+        return (self.L_multiplier.to(dtype)[0] * self.initial_length).abs()
+
+    @property
+    def rows_by_distance(self) -> int:
+        """Those below the threshold; one that stands on it would share its gradient with the position."""
+        threshold = float(self._threshold(self.working_dtype(self.c)).detach())
+        return math.ceil(threshold) if math.isfinite(threshold) else 0
 
     def _options(self) -> dict[str, Any]:
         return {

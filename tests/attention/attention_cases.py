@@ -22,6 +22,8 @@ def make(name: str, heads: int = HEADS, head_dim: int = HEAD_DIM, **options: Any
     """
     if "span" in positions.options(name):  # drawn distances, not many times as wide as the texts
         options.setdefault("span", 1024)
+    if "initial_length" in positions.options(name):  # some rows by distance alone, others beyond
+        options.setdefault("initial_length", 24.5)
     method = build(
         name,
         heads=heads,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
-from attention_cases import Counting, Slanted, assert_same, outcome, padding, tensors
+from attention_cases import Counting, Slanted, assert_same, make, outcome, padding, tensors
 
-from megatron_patches.attention import attend, blocks
+from megatron_patches.attention import attend, blocks, chunked
 
 TIERS = {"positional": Slanted, "content": Counting}
 SHAPES = {
@@ -113,3 +115,31 @@ def test_weights_that_do_not_depend_on_the_products():
     found = outcome("chunked", method, qkv)
     assert_same(found, whole, 1e-11)
     assert not found[1][1].any() and found[1][0].any()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("threshold", [0.5, 1.0, 100.0, -100.5, 1000.0])
+def test_rows_by_distance_and_rows_beyond(monkeypatch, threshold, shape):
+    """FIRE: queries below the threshold have a table's bias, and only the others are whole rows."""
+    lengths, arguments = SHAPES[shape]
+    qkv = tensors(*lengths, batch=2)
+    method = make("fire", initial_length=1.0).to_float64_()
+    method.L_multiplier.data.fill_(threshold)  # training may carry it below 0
+    whole = []
+    recomputed = chunked.recomputed
+    monkeypatch.setattr(
+        chunked, "recomputed", lambda problem: whole.append(problem.queries) or recomputed(problem)
+    )
+    found = outcome("chunked", method, qkv, **arguments)
+    assert_same(found, outcome("reference", method, qkv, **arguments), 1e-11)
+    queries, keys = lengths[0], lengths[-1]
+    last = arguments.get("query_offset", keys - queries) + queries
+    beyond = min(queries, max(0, last - math.ceil(abs(threshold))))
+    assert whole == [beyond] * (beyond > 0)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_threshold_that_is_no_number_is_for_the_whole_rows(value):
+    method = make("fire")
+    method.L_multiplier.data.fill_(value)
+    assert method.rows_by_distance == 0
