@@ -222,23 +222,36 @@ def _random_spans(tokens: np.ndarray, eod: int | None) -> Spans:
     return make
 
 
+def _runs(span: np.ndarray) -> set[bytes]:
+    """All CUE tokens in a row of a span, int64."""
+    return {span[start : start + CUE].tobytes() for start in range(len(span) - CUE + 1)}
+
+
 def _text_spans(tokens: np.ndarray, eod: int | None) -> Spans:
     total = len(tokens)
 
-    def stretch(end: int, offset: int) -> int:
-        """The first offset from `offset` on where SPAN tokens lie inside one document."""
-        for found in range(offset, total - SPAN):
-            if eod is None or not (ring(tokens, end + found, SPAN) == eod).any():
+    def stretch(end: int, offsets: range, unlike: np.ndarray | None = None) -> int:
+        """The first of `offsets` where SPAN tokens lie inside one document and hold nowhere as many
+        tokens of the span `unlike` in a row as make a cue."""
+        for found in offsets:
+            span = ring(tokens, end + found, SPAN)
+            if eod is not None and (span == eod).any():
+                continue
+            if unlike is None or not _runs(span) & _runs(unlike):
                 return found
+        what = "copy (text)" if unlike is None else "the control of copy (text)"
         raise DataError(
             f"the held-out text of {total} tokens has no stretch of {SPAN} tokens inside one "
-            "document for copy (text)"
+            f"document for {what}"
         )
 
     def make(number: int, end: int) -> tuple[np.ndarray, np.ndarray, int]:
-        asked, other = stretch(end, total // 2), stretch(end, total // 4)
-        spans = [ring(tokens, end + offset, SPAN) for offset in (asked, other)]
-        return spans[0], spans[1], total - asked - SPAN
+        asked = stretch(end, range(total // 2, total - SPAN))
+        needle = ring(tokens, end + asked, SPAN)
+        # Where long documents are rare, the next stretch may be the needle itself; and text repeats
+        # (a licence in each file). A control that holds the answer would show no gain, whatever the model.
+        other = stretch(end, range(total // 4, asked - SPAN + 1), needle)
+        return needle, ring(tokens, end + other, SPAN), total - asked - SPAN
 
     return make
 

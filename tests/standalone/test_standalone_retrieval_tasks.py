@@ -230,9 +230,29 @@ def test_spans_of_text_lie_inside_documents_and_far_from_the_filler():
         assert (filler[0] - asked.needle[-1]) % 4000 == 1 or 5000 in (filler[0], asked.needle[-1])
 
 
+def test_no_control_holds_the_answer():
+    # Two texts in turn between documents too short for a span: a quarter further on stands the same one.
+    short = np.concatenate([[*range(100, 110), 7]] * 20)
+    both = [np.arange(200, 240), np.arange(300, 340)]
+    text = np.concatenate([part for long in both * 4 for part in (short, long, [7])])
+    for asked in tasks.copy_task(text, 7, 8, "text").questions:
+        # Nor most of it, from another place of the same text.
+        assert not set(asked.control.tolist()) & set(asked.needle.tolist())
+        assert 7 not in asked.control
+
+
+def test_a_control_that_would_be_the_needle_is_refused():
+    short = np.concatenate([[*range(100, 110), 7]] * 20)
+    # Seen from any end of a filler, at most one of these is in the half that needles come from.
+    text = np.concatenate([short, np.arange(200, 230), [7], short, np.arange(300, 330), [7]])
+    with pytest.raises(DataError, match="no stretch of 24 tokens .* the control of copy"):
+        tasks.copy_task(text, 7, 8, "text")
+
+
 @pytest.mark.parametrize(
     ("tokens", "source", "fault"),
     [
+        (np.full(900, 7), "repeated", "no stretch of 24 tokens .* the control of copy"),
         (np.arange(47), "random", "draws 48 distinct tokens, the held-out text has 47"),
         (np.full(900, 7), "text", "no stretch of 24 tokens inside one document"),
         (np.arange(20), "text", "no stretch of 24 tokens"),
@@ -240,7 +260,8 @@ def test_spans_of_text_lie_inside_documents_and_far_from_the_filler():
 )
 def test_texts_too_small_for_a_copy(tokens, source, fault):
     with pytest.raises(DataError, match=fault):
-        tasks.copy_task(tokens, 7 if source == "text" else None, 2, source)
+        eod = 7 if source == "text" else None
+        tasks.copy_task(tokens, eod, 2, "text" if source == "repeated" else source)
 
 
 def test_entries_of_a_text_in_blocks(monkeypatch):
