@@ -19,6 +19,7 @@ from megatron_patches.analysis.validate import SEEDED_WINDOWS
 
 VARIANT = "variant"  # the option that names the levels of a study's factors
 WINDOW = "sliding_window_width"  # the option of a model that attends to that many tokens only
+EPS = "attention_eps"  # the share of the weight that far keys may be left out for
 READ_WITH = "eval_position_options"  # options of the position method that only the evaluation had
 
 

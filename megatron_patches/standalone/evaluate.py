@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from data_prep.errors import DataError
+from megatron_patches.analysis.aggregate import EPS
 from megatron_patches.analysis.rows import Row, append_rows, cell_key, read_rows
 from megatron_patches.config import Config, ConfigError
 from megatron_patches.standalone import checkpoint, provenance
@@ -111,7 +112,7 @@ class Evaluation:
     def _variant(self) -> dict[str, Any]:
         found = trained_options(self.config)
         if self.model.shape.attention_eps:
-            found["attention_eps"] = self.model.shape.attention_eps
+            found[EPS] = self.model.shape.attention_eps
         if self.request.window is not None:
             found["sliding_window_width"] = self.request.window
         if self.request.position_options:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from megatron_patches.analysis.aggregate import READ_WITH
+from megatron_patches.analysis.aggregate import EPS, READ_WITH
 from megatron_patches.analysis.command import write_text
 from megatron_patches.analysis.cuts import PAPER_WINDOWS
 from megatron_patches.analysis.retrieval_rows import RetrievalRow, read_retrieval
@@ -114,13 +114,26 @@ def _as_asked(study: Study, row: Row) -> bool:
     asked = study.eval
     if row.status == "failed" or row.protocol not in asked.protocols:
         return False
+    if EPS in row.options:
+        return False  # a study asks for exact attention
     if row.split not in asked.splits or row.eval_length not in asked.lengths:
         return False
     if row.protocol == "last" and row.last_k != asked.last_k:
         return False
     if row.protocol == "paper" and row.status == "ok":
         return row.windows == (asked.paper_windows or PAPER_WINDOWS)
-    return row.protocol not in STRIDED or asked.stride is None or row.stride == asked.stride
+    if row.protocol not in STRIDED or row.status == "refused":
+        return True  # a refusal is one at any stride
+    return row.stride == (asked.stride or _longest(asked.lengths, row))
+
+
+def _longest(lengths: Sequence[int], row: Row) -> int:
+    """Tokens between the windows of `last` where no stride was asked for: its longest length.
+
+    Of those that the text can fill: windows at this distance cover at least their number times it.
+    """
+    covered = row.windows * row.stride
+    return max((length for length in lengths if length <= covered), default=0)
 
 
 def _retrieved(rows: Iterable[RetrievalRow]) -> set[tuple[Any, ...]]:

@@ -63,6 +63,8 @@ def scored(**changes):
         ("train", [scored()], False),
         ("train", [scored(config_sha="other")], True),
         ("eval nonoverlap valid", [scored()], False),
+        ("eval nonoverlap valid", [scored(options={"attention_eps": 0.01})], True),
+        ("train", [scored(options={"attention_eps": 0.01})], False),
         ("eval nonoverlap test", [scored()], True),
         ("eval last valid", [scored()], True),
         ("eval nonoverlap valid window 512", [scored()], True),

@@ -196,3 +196,23 @@ def test_rows_of_another_cut_of_the_text_are_refused(tmp_path):
     (tmp_path / "results" / "cut.json").write_text('{"longest": 32, "max_tokens": 500}')
     with pytest.raises(ConfigError, match="with `eval.max_tokens` 500, the study has 129"):
         make_plan(load_study(study))
+
+
+def test_rows_of_another_stride_or_of_fewer_keys_are_no_answer(tmp_path):
+    asked = {"lengths": [16, 32, 200], "protocols": ["last"], "last_k": 4, "max_tokens": 129}
+    study = tools.write_study(tmp_path, eval=asked)
+    run = make_plan(load_study(study)).runs[0]
+
+    def left(length, stride, **changes):
+        # Of 128 targets; 32 is the longest length that they fill.
+        windows = (128 - 32) // stride + 1
+        cell = {"protocol": "last", "last_k": 4, "eval_length": length, "windows": windows}
+        cell |= {"stride": stride, "tokens": 4 * windows, **changes}
+        append_rows(tmp_path / "results" / "rows.jsonl", [tools.row(run, **cell)])
+        return make_plan(load_study(study)).open_cells[run.name, "eval last valid"]
+
+    assert left(16, 16) == left(16, 24) == left(32, 64) == 3
+    assert left(16, 32, options={"attention_eps": 0.01}) == 3
+    assert left(16, 32) == 2
+    assert left(32, 32) == 1
+    assert left(200, 64, status="refused") == 0
