@@ -6,7 +6,11 @@ import threading
 from collections.abc import Callable, Iterable
 
 from megatron_patches.analysis.jsonl import RowError
-from megatron_patches.analysis.run_folder import failed_training_row, read_run_folder
+from megatron_patches.analysis.run_folder import (
+    failed_training_row,
+    read_run_folder,
+    run_record,
+)
 from megatron_patches.analysis.training_rows import append_training, read_training
 from megatron_patches.studies.plan import Plan
 from megatron_patches.studies.run import Run, identity
@@ -21,23 +25,27 @@ class Record:
     def __init__(self, plan: Plan, say: Callable[[str], None]) -> None:
         self.file, self.say = plan.study.training_file, say
         self.guard = threading.Lock()
-        self.there: set[str] = set()
+        # A configuration names its text without saying what it holds: trained again on another one, a
+        # run has a line of its own.
+        self.there: set[tuple[str, str]] = set()
         if self.file.is_file():
-            self.there = {row.config_sha for row in read_training(self.file) if row.status == "ok"}
+            lines = read_training(self.file)
+            self.there = {(row.config_sha, row.data) for row in lines if row.status == "ok"}
 
     def add(self, runs: Iterable[Run]) -> int:
         """Append the missing lines of trained runs; how many."""
         added = 0
         for run in runs:
             with self.guard:
-                if run.sha in self.there:
-                    continue
                 try:
+                    key = (run.sha, str(run_record(run.folder).get("data")))
+                    if key in self.there:
+                        continue
                     append_training(self.file, [read_run_folder(run.folder)])
                 except (RowError, OSError) as error:
                     self.say(f"{run.name}: no line of {self.file.name}: {error}")
                     continue
-                self.there.add(run.sha)
+                self.there.add(key)
                 added += 1
         return added
 

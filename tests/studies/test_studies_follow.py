@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import studies_tools as tools
 import yaml
 
-from data_prep.indexed import IndexedDataset
+from data_prep.indexed import IndexedDataset, write_indexed
 from megatron_patches.analysis.rows import append_rows
 from megatron_patches.analysis.training_rows import read_training
 from megatron_patches.config import ConfigError
@@ -162,6 +164,23 @@ def test_every_trained_run_gets_one_line(tmp_path):
     assert record(make_plan(moved), said.append) == 3
     assert len(read_training(tmp_path / "mine" / "training.jsonl")) == 3
     assert len(read_training(file)) == 3
+
+
+def test_a_run_that_is_trained_anew_on_another_text_gets_its_own_line(tmp_path):
+    study = tools.write_study(tmp_path)
+    run = make_plan(load_study(study)).runs[0]
+    finish(run)
+    assert record(make_plan(load_study(study)), print) == 1
+    shutil.rmtree(run.folder)
+    sidecar = {"tokenizer": {"fingerprint": "tok-a", "vocab_size": tools.ENTRIES}}
+    tokens = [np.arange(400) % tools.ENTRIES]
+    write_indexed(tmp_path / "train", tokens, vocab_size=60, sidecar=sidecar, overwrite=True)
+    finish(run, losses=(3.0, 2.0))
+    assert record(make_plan(load_study(study)), print) == 1
+    assert record(make_plan(load_study(study)), print) == 0
+    first, second = read_training(tmp_path / "results" / "training.jsonl")
+    assert first.config_sha == second.config_sha and first.data != second.data
+    assert (first.lm_loss, second.lm_loss) == ([4.0, 3.5], [3.0, 2.0])
 
 
 def test_a_run_without_its_log_is_named(tmp_path):
