@@ -79,7 +79,8 @@ def read_config(path: str | Path, config: Config | Mapping[str, Any] | str | Pat
     problems = contradictions(trained, config)
     if problems:
         raise ConfigError(f"{path} holds another model: " + "; ".join(problems[:5]))
-    return config
+    # A study's name for this training is no key of the model, and tells its rows from those of others.
+    return config.model_copy(update={"variant": trained.variant})
 
 
 def check_start(path: str | Path, config: Config) -> None:

@@ -149,6 +149,17 @@ def test_every_field_of_a_row(trained, text):
         assert row.bits_per_byte is None  # no tokenizer lies beside the files
 
 
+@pytest.mark.parametrize("given", [{}, {"variant": {"decay": "all"}}])
+def test_a_run_keeps_the_name_of_its_study_on_another_text(trained, text, tmp_path, given):
+    named = tmp_path / "named"
+    shutil.copytree(trained, named)
+    with open(named / "config.yml", "a", encoding="utf-8") as stream:
+        stream.write("variant: {decay: none}\n")
+    config = tools.tiny(text, named, dataset="other", train_iters=12, **given)
+    row = Evaluation(named, Request((32,)), config=config).row(32)
+    assert (row.dataset, row.options) == ("other", {"variant": {"decay": "none"}})
+
+
 def test_parts_of_a_split_have_fingerprints_of_their_own(trained):
     whole, part, shorter = (run(trained, (32,), max_tokens=n)[0] for n in (None, 400, 300))
     assert len({whole.data, part.data, shorter.data}) == 3
