@@ -158,14 +158,15 @@ def for_neox(options: argparse.Namespace) -> int:
 
     given = compose(options.config) if options.config else None
     config = read_config(options.source, given)
-    model = load_model(options.source, config=config)
+    # Found once: a run that still trains may name a newer step while this one is read.
+    folder = step_folder(options.source)
+    model = load_model(folder, config=config)
     stored = model.get_parameter("sequential.0.word_embeddings.weight").dtype
     dtype = options.dtype or {kind: name for name, kind in export.DTYPES.items()}.get(stored)
     if dtype is None:
         raise ConfigError(f"{options.source} holds {stored} weights: choose --dtype")
     form = export.Form(options.layout, options.tensor_parallel, dtype)
     written = export.neox_config(config, model, form, options.destination)
-    folder = step_folder(options.source)
     moments, adam = _moments(options, folder, model, export.continues(config, form))
     target = export.export(
         model,

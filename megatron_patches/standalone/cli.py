@@ -179,9 +179,11 @@ def _write_kernels(options: argparse.Namespace, path: str | Path, config: Config
         raise ConfigError(
             f"--only-kernels scores nothing: leave out --{given[0].replace('_', '-')}"
         )
-    model = checkpoint.load_model(path, config=config, device=device_of(options.device, config))
-    step = checkpoint.step_number(checkpoint.step_folder(path))
-    rows = run_kernels(model, config, step, path)
+    folder = checkpoint.step_folder(
+        path
+    )  # once: a run that still trains may name another meanwhile
+    model = checkpoint.load_model(folder, config=config, device=device_of(options.device, config))
+    rows = run_kernels(model, config, checkpoint.step_number(folder), path)
     write_kernels(options.only_kernels, rows)
     print(f"{len(rows)} kernels written to {options.only_kernels}")
     return 0
