@@ -119,13 +119,13 @@ def eval_main(arguments: Sequence[str] | None = None) -> int:
 
 def _evaluate(options: argparse.Namespace) -> int:
     from megatron_patches.attention import IMPLEMENTATIONS
-    from megatron_patches.standalone.checkpoint import read_config
+    from megatron_patches.standalone.checkpoint import named_run, read_config
     from megatron_patches.standalone.evaluate import Evaluation, Request
 
     config = compose(options.config, options.set) if options.config else None
     if config is None and options.set:
         raise ConfigError("--set needs the configuration files that it changes")
-    path = options.checkpoint or _checkpoint_of(config)
+    path = named_run(options.checkpoint, config)
     stored = read_config(path, config)
     if options.only_kernels is not None:
         return _write_kernels(options, path, stored)
@@ -189,11 +189,6 @@ def _write_kernels(options: argparse.Namespace, path: str | Path, config: Config
     return 0
 
 
-def _checkpoint_of(config: Config | None) -> Path:
-    assert config is not None
-    return Path(config.load) if config.load else config.save_dir
-
-
 def _request(options: argparse.Namespace, config: Config | None) -> dict[str, Any]:
     """Command line first, then the configuration, then the stored run's `eval_*` keys."""
     from megatron_patches.standalone.checkpoint import read_config
@@ -253,12 +248,12 @@ def generate_main(arguments: Sequence[str] | None = None) -> int:
 def _generate(options: argparse.Namespace) -> int:
     from data_prep.tokenizing import load_tokenizer
     from megatron_patches.standalone import provenance
-    from megatron_patches.standalone.checkpoint import load_model, read_config
+    from megatron_patches.standalone.checkpoint import load_model, named_run, read_config
     from megatron_patches.standalone.generate import generate, left_padded, read_prompts
 
     prompts = read_prompts(options.prompt, options.prompts)
     config = compose(options.config, options.set) if options.config else None
-    path = options.checkpoint or _checkpoint_of(config)
+    path = named_run(options.checkpoint, config)
     config = read_config(path, config)
     if config.vocab_file is None:
         raise ConfigError("`vocab_file` names no tokenizer, which generation needs")
