@@ -259,8 +259,8 @@ def _generate(options: argparse.Namespace) -> int:
         raise ConfigError("`vocab_file` names no tokenizer, which generation needs")
     gpt2 = config.tokenizer_type == "GPT2BPETokenizer"
     tokenizer = load_tokenizer(str(Path(config.vocab_file).parent) if gpt2 else config.vocab_file)
-    trained = provenance.read_run(path).get("tokenizer", tokenizer.fingerprint)
-    if trained != tokenizer.fingerprint:
+    trained = provenance.read_run(path).get("tokenizer", "unknown")
+    if trained not in ("unknown", tokenizer.fingerprint):
         raise DataError(
             f"{config.vocab_file} is tokenizer {tokenizer.fingerprint}, the model was trained with "
             f"{trained}"
