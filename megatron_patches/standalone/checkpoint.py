@@ -30,6 +30,7 @@ from megatron_patches.standalone.model import GPT
 from megatron_patches.standalone.resuming import begun, resume, set_aside
 from megatron_patches.standalone.saving import save
 from megatron_patches.standalone.shape import ModelShape, read_with
+from megatron_patches.standalone.tensor_kinds import stored_numbers
 from megatron_patches.standalone.weights import (
     CheckpointError,
     fill,
@@ -153,7 +154,7 @@ def model_for(shape: ModelShape, stored: Sequence[Mapping[str, Tensor]], source:
     width = shape.hidden_size
     layer = 4 * width**2 + 2 * width * (shape.intermediate_size or 4 * width)
     described = (shape.vocabulary + (shape.max_length or 0)) * width + shape.layers * layer
-    there = sum(tensor.numel() for state in stored for tensor in state.values())
+    there = stored_numbers(tensor for state in stored for tensor in state.values())
     if described > max(MOST_TIMES * there, SMALL) or shape.layers > MOST_LAYERS:
         raise CheckpointError(
             f"{source}: holds {there:,} numbers, but its configuration describes a model of "
