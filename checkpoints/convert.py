@@ -10,7 +10,6 @@ Examples:
 from __future__ import annotations
 
 import argparse
-import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -124,7 +123,7 @@ def bring_home(options: argparse.Namespace) -> int:
     """A Hugging Face folder as a run, which `load_model`, eval.py and generate.py read."""
     from megatron_patches.hf.reading import read_model, run_record, tokenizer_file
     from megatron_patches.standalone import export
-    from megatron_patches.standalone.provenance import write_json
+    from megatron_patches.standalone.provenance import json_bytes
 
     if options.config:
         raise ConfigError("--config: a Hugging Face folder has its own configuration")
@@ -137,10 +136,12 @@ def bring_home(options: argparse.Namespace) -> int:
     form = export.Form(
         options.layout, options.tensor_parallel, options.dtype or config.effective_precision
     )
-    target = export.export(model, options.destination, step=0, config=config, form=form)
+    beside = {"run.json": json_bytes(run_record(options.source, model))}
     if words is not None:
-        shutil.copyfile(words, copied)
-    write_json(options.destination / "run.json", run_record(options.source, model))
+        beside[words.name] = words.read_bytes()
+    target = export.export(
+        model, options.destination, step=0, config=config, form=form, beside=beside
+    )
     print(f"wrote {target}: {config.pos_emb}, {model.parameter_count():,} parameters, {form.dtype}")
     return 0
 
@@ -154,19 +155,21 @@ def for_neox(options: argparse.Namespace) -> int:
         step_folder,
         step_number,
     )
-    from megatron_patches.standalone.provenance import write_json
+    from megatron_patches.standalone.provenance import json_bytes
 
     given = compose(options.config) if options.config else None
     config = read_config(options.source, given)
-    model = load_model(options.source, config=config)
+    # Found once: a run that still trains may name a newer step while this one is read.
+    folder = step_folder(options.source)
+    model = load_model(folder, config=config)
     stored = model.get_parameter("sequential.0.word_embeddings.weight").dtype
     dtype = options.dtype or {kind: name for name, kind in export.DTYPES.items()}.get(stored)
     if dtype is None:
         raise ConfigError(f"{options.source} holds {stored} weights: choose --dtype")
     form = export.Form(options.layout, options.tensor_parallel, dtype)
     written = export.neox_config(config, model, form, options.destination)
-    folder = step_folder(options.source)
     moments, adam = _moments(options, folder, model, export.continues(config, form))
+    record = origin(options.source)
     target = export.export(
         model,
         options.destination,
@@ -174,9 +177,8 @@ def for_neox(options: argparse.Namespace) -> int:
         config=config,
         form=form,
         moments=moments,
+        beside={"run.json": json_bytes(record)} if record else None,
     )
-    if record := origin(options.source):
-        write_json(options.destination / "run.json", record)
     print(
         f"wrote {target}: {config.pos_emb}, {model.parameter_count():,} parameters, {form.layout}, "
         f"tensor parallel {form.tensor_parallel}, {dtype}"

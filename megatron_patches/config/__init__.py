@@ -5,7 +5,15 @@ from .compose import compose, from_mapping
 from .errors import ConfigError
 from .schema import UNNAMED, Config
 from .standalone import check_standalone
-from .store import FUNCTION, another_run, config_sha, contradictions, dump, load_run_config
+from .store import (
+    FUNCTION,
+    another_run,
+    config_sha,
+    contradictions,
+    dump,
+    load_run_config,
+    run_config_file,
+)
 
 __all__ = [
     "Batch",
@@ -23,4 +31,5 @@ __all__ = [
     "dump",
     "from_mapping",
     "load_run_config",
+    "run_config_file",
 ]

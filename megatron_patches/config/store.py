@@ -166,14 +166,20 @@ def load_run_config(folder: str | Path) -> Config:
     folder = Path(folder)
     if not folder.is_dir():
         raise ConfigError(f"{folder}: no such folder")
-    for candidate in (folder / "config.yml", folder.parent / "config.yml"):
-        if candidate.is_file():
-            return compose([candidate])
+    if (own := run_config_file(folder)) is not None:
+        return compose([own])
     for candidate in _step_folders(folder):
         files = sorted((candidate / "configs").glob("*.yml"))
         if files:
             return compose(files)
     raise ConfigError(f"{folder}: holds neither config.yml nor a step folder with configs/*.yml")
+
+
+def run_config_file(folder: str | Path) -> Path | None:
+    """The `config.yml` of a run or step folder; None: it has none."""
+    folder = Path(folder)
+    places = (folder / "config.yml", folder.parent / "config.yml")
+    return next((place for place in places if place.is_file()), None)
 
 
 def _step_folders(folder: Path) -> Iterator[Path]:

@@ -69,7 +69,9 @@ def carry(
         raise ConfigError(f"{destination}: exists; choose another destination, or remove it")
     describing.carried_code()  # says early what is not installed
     settings = read_config(source, config)
-    model = load_model(source, config=settings)
+    # Found once: a run that still trains may name a newer step while this one is read.
+    folder = step_folder(source)
+    model = load_model(folder, config=settings)
     reason = describing.refused(model)
     if reason is not None:
         raise ConfigError(f"{settings.place('pos_emb')} {settings.pos_emb}: {reason}")
@@ -80,7 +82,7 @@ def carry(
         aside.mkdir(parents=True)
         _write(aside, model, settings, words)
         checks = [*_same_logits(aside, model, settings), *_same_tokens(aside, words)]
-        origin = _origin(source, settings, words, tuple(checks))
+        origin = _origin(source, step_number(folder), settings, words, tuple(checks))
         described = f"`{words.file_name}`" if words else "not included"
         card = describing.model_card(model, settings, origin, described)
         (aside / "README.md").write_text(card, encoding="utf-8")
@@ -119,7 +121,11 @@ def model_tokenizer(
 
 
 def _origin(
-    source: str | Path, config: Config, words: Tokenizer | None, checks: tuple[str, ...]
+    source: str | Path,
+    step: int,
+    config: Config,
+    words: Tokenizer | None,
+    checks: tuple[str, ...],
 ) -> describing.Provenance:
     run = provenance.read_run(source)
     return describing.Provenance(
@@ -128,7 +134,7 @@ def _origin(
         data=run.get("data", "unknown"),
         tokenizer=run.get("tokenizer", words.fingerprint if words else "unknown"),
         engine=run.get("engine", "unknown"),
-        step=step_number(step_folder(source)),
+        step=step,
         checks=checks,
     )
 

@@ -22,6 +22,7 @@ from megatron_patches.config import (
     contradictions,
     from_mapping,
     load_run_config,
+    run_config_file,
 )
 from megatron_patches.config.keys_own import block_of, scoring_window
 from megatron_patches.standalone.build import shape_of
@@ -29,6 +30,7 @@ from megatron_patches.standalone.model import GPT
 from megatron_patches.standalone.resuming import begun, resume, set_aside
 from megatron_patches.standalone.saving import save
 from megatron_patches.standalone.shape import ModelShape, read_with
+from megatron_patches.standalone.tensor_kinds import stored_numbers
 from megatron_patches.standalone.weights import (
     CheckpointError,
     fill,
@@ -47,7 +49,9 @@ __all__ = [
     "check_start",
     "load_model",
     "load_weights",
+    "loaded_folder",
     "model_for",
+    "named_run",
     "read_config",
     "resume",
     "save",
@@ -72,15 +76,57 @@ def read_config(path: str | Path, config: Config | Mapping[str, Any] | str | Pat
         config = from_mapping(dict(config))
     elif not isinstance(config, Config):
         config = compose([config])
-    try:
-        trained = load_run_config(path)
-    except ConfigError:
-        return config  # the folder of another program, or weights alone
-    problems = contradictions(trained, config)
+    trained = _stored_config(path)
+    problems = contradictions(trained, config) if trained is not None else []
     if problems:
         raise ConfigError(f"{path} holds another model: " + "; ".join(problems[:5]))
     # A study's name for this training is no key of the model, and tells its rows from those of others.
     return config.model_copy(update={"variant": trained.variant})
+
+
+def _stored_config(path: str | Path) -> Config | None:
+    """The configuration that lies with a checkpoint; None: weights alone, or another program's files.
+
+    Raises ConfigError for a `config.yml` that cannot be read: nothing else tells methods apart whose
+    parameters have the same names and shapes.
+    """
+    try:
+        return load_run_config(path)
+    except ConfigError as error:
+        if (own := run_config_file(path)) is None:
+            return None
+        raise ConfigError(
+            f"{own}: cannot be compared with the configuration that was given; restore it, or remove it to "
+            f"go by the given one alone: {error}"
+        ) from error
+
+
+def loaded_folder(config: Config) -> Path:
+    """What `load` names, with `iteration` one step of it."""
+    assert config.load is not None
+    step = config.iteration
+    return Path(config.load, *(() if step is None else (f"global_step{step}",)))
+
+
+def named_run(given: str | Path | None, config: Config | None) -> Path:
+    """The folder to read: `given`, or what `config` names, one of the two being there.
+
+    Raises ConfigError where both its `load` and its own folder hold a checkpoint: of a run that was trained
+    on from other weights, those would be taken for what became of them.
+    """
+    if given is not None:
+        return Path(given)
+    assert config is not None
+    own = config.save_dir
+    if config.load is None:
+        return own
+    load = loaded_folder(config)
+    if begun(own) and own.resolve() not in (load.resolve(), *load.resolve().parents):
+        raise ConfigError(
+            f"{config.place('load')} {config.load} is named, and the run's own folder {own} holds a "
+            "checkpoint: say which one is meant, by --checkpoint or --set load=FOLDER"
+        )
+    return load
 
 
 def check_start(path: str | Path, config: Config) -> None:
@@ -89,10 +135,9 @@ def check_start(path: str | Path, config: Config) -> None:
     A log kernel and a power kernel store parameters of equal names and shapes, and heads leave no trace
     in the shape of most weights: only the configuration beside them tells.
     """
-    try:
-        trained = load_run_config(path)
-    except ConfigError:
-        return  # weights alone; names and shapes are compared when they are loaded
+    trained = _stored_config(path)
+    if trained is None:
+        return  # names and shapes are compared when they are loaded
     problems = contradictions(trained, config, FUNCTION)
     if problems:
         raise ConfigError(
@@ -110,7 +155,7 @@ def model_for(shape: ModelShape, stored: Sequence[Mapping[str, Tensor]], source:
     width = shape.hidden_size
     layer = 4 * width**2 + 2 * width * (shape.intermediate_size or 4 * width)
     described = (shape.vocabulary + (shape.max_length or 0)) * width + shape.layers * layer
-    there = sum(tensor.numel() for state in stored for tensor in state.values())
+    there = stored_numbers(tensor for state in stored for tensor in state.values())
     if described > max(MOST_TIMES * there, SMALL) or shape.layers > MOST_LAYERS:
         raise CheckpointError(
             f"{source}: holds {there:,} numbers, but its configuration describes a model of "

@@ -119,13 +119,13 @@ def eval_main(arguments: Sequence[str] | None = None) -> int:
 
 def _evaluate(options: argparse.Namespace) -> int:
     from megatron_patches.attention import IMPLEMENTATIONS
-    from megatron_patches.standalone.checkpoint import read_config
+    from megatron_patches.standalone.checkpoint import named_run, read_config
     from megatron_patches.standalone.evaluate import Evaluation, Request
 
     config = compose(options.config, options.set) if options.config else None
     if config is None and options.set:
         raise ConfigError("--set needs the configuration files that it changes")
-    path = options.checkpoint or _checkpoint_of(config)
+    path = named_run(options.checkpoint, config)
     stored = read_config(path, config)
     if options.only_kernels is not None:
         return _write_kernels(options, path, stored)
@@ -179,17 +179,14 @@ def _write_kernels(options: argparse.Namespace, path: str | Path, config: Config
         raise ConfigError(
             f"--only-kernels scores nothing: leave out --{given[0].replace('_', '-')}"
         )
-    model = checkpoint.load_model(path, config=config, device=device_of(options.device, config))
-    step = checkpoint.step_number(checkpoint.step_folder(path))
-    rows = run_kernels(model, config, step, path)
+    folder = checkpoint.step_folder(
+        path
+    )  # once: a run that still trains may name another meanwhile
+    model = checkpoint.load_model(folder, config=config, device=device_of(options.device, config))
+    rows = run_kernels(model, config, checkpoint.step_number(folder), path)
     write_kernels(options.only_kernels, rows)
     print(f"{len(rows)} kernels written to {options.only_kernels}")
     return 0
-
-
-def _checkpoint_of(config: Config | None) -> Path:
-    assert config is not None
-    return Path(config.load) if config.load else config.save_dir
 
 
 def _request(options: argparse.Namespace, config: Config | None) -> dict[str, Any]:
@@ -251,19 +248,19 @@ def generate_main(arguments: Sequence[str] | None = None) -> int:
 def _generate(options: argparse.Namespace) -> int:
     from data_prep.tokenizing import load_tokenizer
     from megatron_patches.standalone import provenance
-    from megatron_patches.standalone.checkpoint import load_model, read_config
+    from megatron_patches.standalone.checkpoint import load_model, named_run, read_config
     from megatron_patches.standalone.generate import generate, left_padded, read_prompts
 
     prompts = read_prompts(options.prompt, options.prompts)
     config = compose(options.config, options.set) if options.config else None
-    path = options.checkpoint or _checkpoint_of(config)
+    path = named_run(options.checkpoint, config)
     config = read_config(path, config)
     if config.vocab_file is None:
         raise ConfigError("`vocab_file` names no tokenizer, which generation needs")
     gpt2 = config.tokenizer_type == "GPT2BPETokenizer"
     tokenizer = load_tokenizer(str(Path(config.vocab_file).parent) if gpt2 else config.vocab_file)
-    trained = provenance.read_run(path).get("tokenizer", tokenizer.fingerprint)
-    if trained != tokenizer.fingerprint:
+    trained = provenance.read_run(path).get("tokenizer", "unknown")
+    if trained not in ("unknown", tokenizer.fingerprint):
         raise DataError(
             f"{config.vocab_file} is tokenizer {tokenizer.fingerprint}, the model was trained with "
             f"{trained}"

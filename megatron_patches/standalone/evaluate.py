@@ -53,8 +53,11 @@ class Evaluation:
         """Loads and checks everything; raises CheckpointError, ConfigError or DataError."""
         self.path, self.request = Path(path), request
         self.config = checkpoint.read_config(path, config)
+        # Found once: a run that still trains may name a newer step while this one is read.
+        folder = checkpoint.step_folder(path)
+        self.step = checkpoint.step_number(folder)
         self.model = checkpoint.load_model(
-            path,
+            folder,
             config=self.config,
             attention=attention,
             attention_eps=attention_eps,
@@ -62,7 +65,6 @@ class Evaluation:
             window=request.window,
             position_options=request.position_options,
         )
-        self.step = checkpoint.step_number(checkpoint.step_folder(path))
         try:
             self.text = open_text(self.config, request, self.step, self.model.shape.vocabulary)
         except DataError:

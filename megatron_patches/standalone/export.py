@@ -17,7 +17,7 @@ Learned attention parameters stand in a last group of their own, as this suite's
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -28,10 +28,17 @@ from megatron_patches.config import Config, ConfigError, dump, from_mapping
 from megatron_patches.standalone.model import GPT
 from megatron_patches.standalone.moments import Group, Moments, groups, optimizer_state
 from megatron_patches.standalone.neox_entries import entries
-from megatron_patches.standalone.provenance import write_text
-from megatron_patches.standalone.weights import CheckpointError, State, cut_dimension, position_key
+from megatron_patches.standalone.provenance import write_bytes, write_text
+from megatron_patches.standalone.weights import (
+    CheckpointError,
+    State,
+    cut_dimension,
+    is_step,
+    position_key,
+)
 
 Layout = Literal["single", "layers"]
+ASIDE = "writing-"  # before the name of a step that is not whole yet
 DTYPES = {"fp32": torch.float32, "bfloat16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -195,6 +202,7 @@ def export(
     config: Config,
     form: Form,
     moments: Moments | None = None,
+    beside: Mapping[str, bytes] | None = None,
 ) -> Path:
     """Write `folder/global_step<step>`, `folder/config.yml` and, last, `folder/latest`.
 
@@ -205,6 +213,7 @@ def export(
         config: the run's; `neox_config` makes the written one of it.
         form: layout, shards and dtype.
         moments: Adam's, None: it starts fresh.
+        beside: other files of the run, name -> content, which it is not whole without.
 
     Returns the step folder. All files are written aside and renamed when complete.
 
@@ -222,15 +231,18 @@ def export(
     if present.is_file() and present.read_text(encoding="utf-8") != text:
         raise CheckpointError(f"{present}: of another run or form; choose another destination")
     folder.mkdir(parents=True, exist_ok=True)
-    for left in folder.glob("writing-*"):  # of a conversion that was killed
-        shutil.rmtree(left)
-    aside = folder / f"writing-{target.name}"
+    aside = folder / f"{ASIDE}{target.name}"
+    for left in folder.glob(f"{ASIDE}*"):  # of a conversion that was killed, and nobody else's
+        if is_step(Path(left.name.removeprefix(ASIDE))) and left.is_dir():
+            shutil.rmtree(left)
     try:
         (aside / "configs").mkdir(parents=True)
         (aside / "configs" / "config.yml").write_text(text, encoding="utf-8")
         for name, content in files(model, form, written, step, moments):
             torch.save(content, aside / name)
         write_text(present, text)
+        for name, content in (beside or {}).items():
+            write_bytes(folder / name, content)
         aside.rename(target)
     finally:
         shutil.rmtree(aside, ignore_errors=True)

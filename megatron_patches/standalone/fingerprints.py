@@ -51,12 +51,22 @@ def tokenizer_fingerprint(datasets: Sequence[IndexedDataset]) -> str:
     return found.pop() if found else "unknown"
 
 
-def write_text(path: Path, text: str) -> None:
+def write_bytes(path: Path, content: bytes) -> None:
     """Whole or not at all."""
     temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(text, encoding="utf-8")
+    temporary.write_bytes(content)
     os.replace(temporary, path)
 
 
+def write_text(path: Path, text: str) -> None:
+    """Whole or not at all."""
+    write_bytes(path, text.encode())
+
+
+def json_bytes(content: dict[str, Any]) -> bytes:
+    """As `write_json` writes it."""
+    return (json.dumps(content, indent=1, sort_keys=True) + "\n").encode()
+
+
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    write_text(path, json.dumps(content, indent=1, sort_keys=True) + "\n")
+    write_bytes(path, json_bytes(content))

@@ -35,20 +35,38 @@ def left_padded(prompts: Sequence[Sequence[int]], filler: int = 0) -> tuple[Tens
 def read_prompts(given: Sequence[str] | None, file: Path | None) -> list[str]:
     """Texts to continue: those given, then those of a JSON-lines file; standard input without either.
 
-    Raises ConfigError for a line that is not `{"text": ...}` and for an empty text.
+    Raises ConfigError for a line that is not `{"text": "..."}`, for an empty text and for one that is not
+    Unicode.
     """
     found = list(given or [])
     if file is not None:
-        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
-            try:
-                found.append(str(json.loads(line)["text"]))
-            except (ValueError, KeyError, TypeError, RecursionError) as error:
-                where = f"{file}:{number}"
-                raise ConfigError(f'{where}: expected {{"text": "..."}} ({error!r})') from error
+        found += _texts_of(file)
     elif given is None:
         found.append(sys.stdin.read())
     if not found or not all(found):
         raise ConfigError("a prompt is empty: --prompt TEXT, --prompts FILE.jsonl, standard input")
+    for text in found:
+        # A lone surrogate: bytes of the command line, or an escape in JSON, that stand for no character.
+        if not text.isascii() and any("\ud800" <= letter <= "\udfff" for letter in text):
+            raise ConfigError(f"the prompt {ascii(text)[:80]} is not valid Unicode")
+    return found
+
+
+def _texts_of(file: Path) -> list[str]:
+    try:
+        lines = file.read_text(encoding="utf-8").split("\n")  # JSON may hold other ends of lines
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{file}: not UTF-8 ({error})") from error
+    found = []
+    for number, line in enumerate(lines[:-1] if not lines[-1] else lines, 1):
+        try:
+            text = json.loads(line)["text"]
+            if not isinstance(text, str):
+                raise TypeError(f"the text is {json.dumps(text)[:40]}")
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            where = f"{file}:{number}"
+            raise ConfigError(f'{where}: expected {{"text": "..."}} ({error!r})') from error
+        found.append(text)
     return found
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from megatron_patches.config import Config
 from megatron_patches.standalone.model import GPT
 from megatron_patches.standalone.schedule import learning_rate
+from megatron_patches.standalone.tensor_kinds import unusable
 from megatron_patches.standalone.weights import (
     CheckpointError,
     State,
@@ -31,6 +32,7 @@ from megatron_patches.standalone.weights import (
 Place = Literal["last", "decaying", "plain"]
 
 
+MOST_UPDATES = 1 << 53  # what torch's counters, floats, tell apart at best
 HINT = "--fresh-optimizer converts the weights alone"
 
 
@@ -119,10 +121,14 @@ def read_moments(folder: Path, model: GPT) -> Moments:
             shards.append(_read(optimizer, model, len(files), files[rank]))
         except CheckpointError:
             raise
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+        except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
             raise CheckpointError(
                 f"{files[rank]}: no optimizer's state ({error}); {HINT}"
             ) from error
+    if any(shard.steps != shards[0].steps for shard in shards):
+        raise CheckpointError(
+            f"{folder}: its tensor-parallel shards count different updates; {HINT}"
+        )
     return Moments(
         shards[0].steps,
         merge_shards([shard.mean for shard in shards], model, str(folder)),
@@ -146,7 +152,7 @@ def _read(optimizer: Any, model: GPT, shards: int, file: Path) -> Moments:
                 return found
     raise CheckpointError(
         f"{file}: the optimizer's state, {len(state)} tensors in groups of {sizes}, does not fit "
-        f"this model or is not finite; {HINT}"
+        f"this model, or holds what Adam's float32 means cannot be; {HINT}"
     )
 
 
@@ -166,7 +172,9 @@ def _by_name(state: dict[Any, Any], stored: list[Any], layout: list[Group]) -> M
             if entry is None:
                 continue
             # apex counts in the group, torch and DeepSpeed for each parameter
-            found.steps[key] = int(entry.get("step", group.get("step", 0)))
+            found.steps[key] = updates = int(entry.get("step", group.get("step", 0)))
+            if not 0 <= updates < MOST_UPDATES:
+                raise ValueError(f"{updates} updates of {key}")
             found.mean[key], found.square[key] = entry["exp_avg"], entry["exp_avg_sq"]
     return found
 
@@ -178,10 +186,14 @@ def _fits(found: Moments, model: GPT, shards: int) -> bool:
         if dimension is not None:
             shape[dimension] //= shards
         for moment in (found.mean.get(key), found.square.get(key)):
-            if not isinstance(moment, Tensor) or list(moment.shape) != shape:
+            if not isinstance(moment, Tensor) or unusable(moment):
+                return False
+            if list(moment.shape) != shape or moment.dtype != torch.float32:
                 return False
             if not torch.isfinite(moment).all():
                 return False
+        if bool((found.square[key] < 0).any()):  # Adam takes its root
+            return False
     return True
 
 

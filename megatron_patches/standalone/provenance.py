@@ -13,7 +13,9 @@ from megatron_patches.config import Config, ConfigError, config_sha
 from megatron_patches.standalone.fingerprints import (
     data_fingerprint,
     git_sha,
+    json_bytes,
     tokenizer_fingerprint,
+    write_bytes,
     write_json,
     write_text,
 )
@@ -30,10 +32,12 @@ __all__ = [
     "check_same_run",
     "data_fingerprint",
     "git_sha",
+    "json_bytes",
     "locked",
     "read_run",
     "tokenizer_fingerprint",
     "trained_sha",
+    "write_bytes",
     "write_json",
     "write_text",
 ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import sys
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -78,24 +77,22 @@ class RunState:
         }
 
     def _load_first_weights(self) -> None:
-        if config_load := self.config.load:
-            step = self.config.iteration
-            source = Path(config_load, *(() if step is None else (f"global_step{step}",)))
-            checkpoint.check_start(source, self.config)
-            checkpoint.load_weights(self.model, source)
-        elif not checkpoint.begun(self.folder):
+        if checkpoint.begun(self.folder):
+            return  # it goes on from its own, though what it began with may be gone
+        if self.config.load is None:
             raise ConfigError(
                 f"{self.config.place('finetune')} needs `load`: weights to start from"
             )
+        source = checkpoint.loaded_folder(self.config)
+        checkpoint.check_start(source, self.config)
+        checkpoint.load_weights(self.model, source)
 
     def _resume(self) -> None:
         config = self.config
         own = checkpoint.begun(self.folder)
         source = self.folder if own else None
         if source is None and config.load and not config.finetune:
-            source = Path(config.load)
-            if config.iteration is not None:
-                source = source / f"global_step{config.iteration}"
+            source = checkpoint.loaded_folder(config)
         if source is None:
             return
         provenance.check_same_run(source, self.provenance, config.zero_stage)

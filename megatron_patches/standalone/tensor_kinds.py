@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -23,4 +24,16 @@ def unusable(value: Any) -> str | None:
         return f"on the device {value.device.type}"
     if value.dtype not in KINDS:
         return str(value.dtype).removeprefix("torch.")
+    if value.numel() * value.element_size() > value.untyped_storage().nbytes():
+        return "more numbers than are stored"  # one, repeated: a small file would fill the memory
     return None if value.dim() else "a single number"
+
+
+def stored_numbers(tensors: Iterable[Tensor]) -> int:
+    """How many numbers are stored for them: what several tensors share counts once."""
+    found: dict[int, int] = {}
+    for tensor in tensors:
+        if not unusable(tensor):
+            storage = tensor.untyped_storage()
+            found[storage.data_ptr()] = storage.nbytes() // tensor.element_size()
+    return sum(found.values())

@@ -168,9 +168,10 @@ def _part(config: Config, split: str) -> str:
 
 
 def _check_entries(tokens: np.ndarray, vocabulary: int, datasets: list[IndexedDataset]) -> None:
-    largest = int(tokens.max())
-    if largest >= vocabulary:
+    smallest, largest = int(tokens.min()), int(tokens.max())
+    if smallest < 0 or largest >= vocabulary:
+        wrong = smallest if smallest < 0 else largest
         raise DataError(
-            f"{datasets[0].prefix}: token {largest} is outside the model's vocabulary of "
+            f"{datasets[0].prefix}: token {wrong} is outside the model's vocabulary of "
             f"{vocabulary}: the text was prepared with another tokenizer"
         )

@@ -264,6 +264,14 @@ def test_text_with_more_entries_than_the_model(trained, tmp_path, text):
     write_indexed(tmp_path / "text/valid", documents, vocab_size=100, sidecar={}, overwrite=True)
     with pytest.raises(DataError, match="token 99 is outside the model's vocabulary of 64"):
         Evaluation(trained, Request((32,)), config=tools.tiny(tmp_path / "text", trained))
+    # A damaged file of 32 bits: torch would leave label -100 out of the loss, and find no row for the token.
+    write_indexed(tmp_path / "text/valid", documents, vocab_size=70000, sidecar={}, overwrite=True)
+    (tmp_path / "text/valid.json").unlink()
+    ids = np.arange(100, dtype=np.int32) % 50
+    ids[99] = -100
+    ids.tofile(tmp_path / "text/valid.bin")
+    with pytest.raises(DataError, match="token -100 is outside the model's vocabulary of 64"):
+        Evaluation(trained, Request((32,)), config=tools.tiny(tmp_path / "text", trained))
 
 
 @pytest.mark.parametrize(

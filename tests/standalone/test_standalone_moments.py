@@ -208,13 +208,40 @@ def _odd_step(state: dict[str, Any]) -> None:
     state["state"][0]["step"] = "many"
 
 
+def _endless(state: dict[str, Any]) -> None:
+    state["state"][0]["step"] = float("inf")
+
+
+def _backwards(state: dict[str, Any]) -> None:
+    state["state"][0]["step"] = -5
+
+
+def _negative_square(state: dict[str, Any]) -> None:
+    state["state"][0]["exp_avg_sq"].neg_()
+
+
+def _whole_numbers(state: dict[str, Any]) -> None:
+    state["state"][0]["exp_avg"] = state["state"][0]["exp_avg"].long()
+
+
+def _half(state: dict[str, Any]) -> None:
+    state["state"][0]["exp_avg"] = state["state"][0]["exp_avg"].half()
+
+
+def _sparse(state: dict[str, Any]) -> None:
+    state["state"][0]["exp_avg"] = state["state"][0]["exp_avg"].to_sparse()
+
+
 def _list(state: dict[str, Any]) -> None:
     state["state"] = [1]
 
 
 @pytest.mark.parametrize(
     "damage",
-    [_without, _short, _wrong_shape, _not_finite, _text, _no_groups, _odd_step, _list],
+    [
+        *(_without, _short, _wrong_shape, _not_finite, _text, _no_groups, _odd_step, _list),
+        *(_endless, _backwards, _negative_square, _whole_numbers, _half, _sparse),
+    ],
 )
 def test_an_optimizer_of_something_else_is_refused(damage, tmp_path):
     model, config = a_model()
@@ -245,4 +272,15 @@ def test_shards_whose_moments_disagree_are_refused(tmp_path):
     content["optimizer"]["state"][number]["exp_avg"] += 1
     torch.save(content, target / "mp_rank_01_model_states.pt")
     with pytest.raises(CheckpointError, match=r"sequential\.5\.norm\.weight: should be the same"):
+        moments.read_moments(target, model)
+
+
+def test_shards_that_count_different_updates_are_refused(tmp_path):
+    model, config = a_model()
+    adam, form = some_moments(model), Form("single", 2)
+    target = export.export(model, tmp_path, step=6, config=config, form=form, moments=adam)
+    content = stored(target, 1)
+    content["optimizer"]["state"][0]["step"] += 1
+    torch.save(content, target / "mp_rank_01_model_states.pt")
+    with pytest.raises(CheckpointError, match="shards count different updates"):
         moments.read_moments(target, model)

@@ -14,8 +14,9 @@ import pytest
 import standalone_tools as tools
 import torch
 
-from megatron_patches.config import ConfigError
-from megatron_patches.standalone import CheckpointError, load_model
+from megatron_patches.config import ConfigError, from_mapping
+from megatron_patches.standalone import CheckpointError, checkpoint, load_model
+from megatron_patches.standalone.build import shape_of
 from megatron_patches.standalone.tensor_kinds import unusable
 from megatron_patches.standalone.train import train
 
@@ -156,6 +157,7 @@ KINDS = {
     "sparse or quantised": lambda tensor: tensor.to_sparse(),
     "on the device meta": lambda tensor: tensor.to("meta"),
     "a single number": lambda tensor: tensor.sum(),
+    "more numbers than are stored": lambda tensor: tensor.flatten()[:1].expand(1 << 40),
 }
 
 
@@ -279,3 +281,12 @@ def test_folders_that_are_none(tmp_path, run):
     (run / "latest").unlink()
     with pytest.raises(CheckpointError, match="name one of its steps: global_step12"):
         load_model(run)
+
+
+def test_repeated_numbers_make_no_room_for_a_large_model():
+    """Names that share one storage, and shapes beyond it, count for what is in the file."""
+    config = from_mapping({**tools.TINY, "hidden_size": 40000})
+    one = torch.zeros(1 << 10)
+    stored = {"whole": one.expand(1 << 30, 1 << 10), **{f"name{n}": one for n in range(1000)}}
+    with pytest.raises(CheckpointError, match="holds 1,024 numbers, but its configuration"):
+        checkpoint.model_for(shape_of(config, 64), [stored], "a file")
