@@ -77,8 +77,9 @@ def read_config(path: str | Path, config: Config | Mapping[str, Any] | str | Pat
     elif not isinstance(config, Config):
         config = compose([config])
     trained = _stored_config(path)
-    problems = contradictions(trained, config) if trained is not None else []
-    if problems:
+    if trained is None:
+        return config
+    if problems := contradictions(trained, config):
         raise ConfigError(f"{path} holds another model: " + "; ".join(problems[:5]))
     # A study's name for this training is no key of the model, and tells its rows from those of others.
     return config.model_copy(update={"variant": trained.variant})
