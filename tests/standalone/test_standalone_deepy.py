@@ -274,7 +274,12 @@ def test_several_nodes_need_a_hostfile(file, refusal):
     assert "`num_nodes`" in refusal() and "hostfile" in refusal()
 
 
-def test_processes_of_a_hostfile(file, tmp_path):
+def test_processes_of_a_hostfile(file, tmp_path, monkeypatch):
+    """Counting them starts nothing, so any program of that name will do."""
+    program = tmp_path / "bin" / "pdsh"
+    program.parent.mkdir()
+    program.touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
     hosts = tmp_path / "hosts"
     hosts.write_text("localhost slots=4 # the first\n\n127.0.0.1 slots=2\n")
     add(file, hostfile=str(hosts))
