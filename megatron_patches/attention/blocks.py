@@ -10,9 +10,8 @@ from torch import Tensor
 FORWARD_CHUNK = 256  # queries per call; larger chunks compute more of the masked future
 BACKWARD_CHUNK = 128
 FORWARD_BYTES = 1 << 21  # keys and values of the heads of one call should stay in the cache
-GATED_SCORES = (
-    1 << 22
-)  # floats in the masks of such calls where gates make one a sample: those of 16384 keys
+# Floats in the masks of one such call where gates make one a sample: as many as a head of 16384 keys has.
+GATED_SCORES = 1 << 22
 LOG2E = 1.4426950408889634
 # Floats in one block of scores. On the CPU 1 MB, the second-level cache. Elsewhere the number of kernel
 # launches decides, not a cache: 512 MB take a training batch of 128 x 12 heads x 512 keys, or 8 heads of
