@@ -250,7 +250,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--methods", nargs="+", default=METHODS, choices=positions.names())
     made.add_argument("--steps", type=whole(1), default=400, help="of 2048 tokens (400)")
-    made.add_argument("--seed", type=whole(0), default=1234)
+    made.add_argument("--seed", type=whole(0, 2**32), default=1234)
     made.add_argument("--lengths", type=whole(1), nargs="+", default=LENGTHS)
     made.add_argument("--tokens", type=whole(2), default=131073, help="held-out tokens (131073)")
     made.add_argument(

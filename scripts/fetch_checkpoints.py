@@ -31,8 +31,8 @@ from megatron_patches.standalone.unpack import (  # noqa: E402
     Selection,
     select,
     unpack,
-    whole_or_nothing,
 )
+from megatron_patches.standalone.whole_folder import whole_or_nothing  # noqa: E402
 
 SHOWN = 12  # names of left-out members on the screen; source.json has all
 

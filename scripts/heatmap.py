@@ -58,6 +58,27 @@ def chosen(rows: list[RetrievalRow], arguments: argparse.Namespace) -> list[list
     return questions(kept)
 
 
+def with_methods(groups: list[list[RetrievalRow]], methods: list[str]) -> list[list[RetrievalRow]]:
+    """The questions that one of `methods` was asked; UsageError where one of them was asked none."""
+    known = {row.method for group in groups for row in group}
+    absent = [name for name in methods if name not in known]
+    if absent:
+        raise UsageError(f"no rows of {', '.join(absent)}")
+    return [group for group in groups if any(row.method in methods for row in group)]
+
+
+def those_in(group: list[RetrievalRow], methods: list[str] | None) -> list[str] | None:
+    """Those of `methods` that were asked this question; None: all of them."""
+    known = {row.method for row in group}
+    return None if methods is None else [name for name in methods if name in known]
+
+
+def not_asked(own: list[str] | None, methods: list[str] | None) -> tuple[str, ...]:
+    """A note on those of `methods` that are not among `own`."""
+    absent = [name for name in methods or [] if name not in (own or [])]
+    return (f"not asked: {', '.join(absent)}",) if absent else ()
+
+
 def stems(groups: list[list[RetrievalRow]], value: str) -> list[str]:
     """A file name for each question; a number tells those apart that share the rest."""
     plain = [
@@ -76,10 +97,21 @@ def main() -> int:
     def work() -> None:
         read = read_retrieval(arguments.rows)
         groups = chosen(read, arguments)
+        if arguments.methods is not None:
+            groups = with_methods(groups, arguments.methods)
         failed = command.failed_beside(arguments.rows, read, arguments)
-        notes = [failure_notes(gaps(failed, group, unit="retrieval")) for group in groups]
-        wanted = {"value": arguments.value, "methods": arguments.methods}
-        made = [retrieval_table(group, **wanted) for group in groups]
+        kinds = [those_in(group, arguments.methods) for group in groups]
+        notes = [
+            (
+                *failure_notes(gaps(failed, group, unit="retrieval")),
+                *not_asked(own, arguments.methods),
+            )
+            for group, own in zip(groups, kinds, strict=True)
+        ]
+        made = [
+            retrieval_table(group, value=arguments.value, methods=own)
+            for group, own in zip(groups, kinds, strict=True)
+        ]
         tables = [
             FORMATS[arguments.format](replace(table, notes=(*table.notes, *more)))
             for table, more in zip(made, notes, strict=True)
@@ -91,8 +123,8 @@ def main() -> int:
         if arguments.output is None:
             return
         named = stems(groups, arguments.value)
-        for group, more, stem in zip(groups, notes, named, strict=True):
-            figure = heat_map(group, **wanted, notes=more)
+        for group, own, more, stem in zip(groups, kinds, notes, named, strict=True):
+            figure = heat_map(group, value=arguments.value, methods=own, notes=more)
             for path in save(figure, arguments.output / stem):
                 print(path, file=sys.stderr)
 

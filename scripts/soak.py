@@ -25,7 +25,9 @@ def main(arguments: list[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--minutes", type=number(0), default=60.0, help="of faults (60)")
-    parser.add_argument("--seed", type=whole(0), default=1, help="of faults, text and model (1)")
+    parser.add_argument(
+        "--seed", type=whole(0, 2**32), default=1, help="of faults, text and model (1)"
+    )
     parser.add_argument("--processes", type=whole(1), default=2, help="ranks on this machine (2)")
     parser.add_argument("--iterations", type=whole(20), help="steps; default: measured")
     parser.add_argument("--output", type=Path, metavar="DIR", help="events.jsonl goes there")

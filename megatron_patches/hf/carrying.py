@@ -26,6 +26,7 @@ from megatron_patches.standalone.checkpoint import (
     step_number,
 )
 from megatron_patches.standalone.model import GPT
+from megatron_patches.standalone.whole_folder import whole_or_nothing
 
 PROMPTS, FACTORS, TOLERANCE = 3, (1, 4), 1e-4
 # Logits compared at a time, 512 MB of float32: of long prompts and large vocabularies the last ones.
@@ -76,10 +77,7 @@ def carry(
     if reason is not None:
         raise ConfigError(f"{settings.place('pos_emb')} {settings.pos_emb}: {reason}")
     words = model_tokenizer(source, settings, tokenizer, model) if with_tokenizer else None
-    aside = destination.parent / f"writing-{destination.name}"
-    shutil.rmtree(aside, ignore_errors=True)  # of an export that was killed
-    try:
-        aside.mkdir(parents=True)
+    with whole_or_nothing(destination) as aside:
         _write(aside, model, settings, words)
         checks = [*_same_logits(aside, model, settings), *_same_tokens(aside, words)]
         origin = _origin(source, step_number(folder), settings, words, tuple(checks))
@@ -87,9 +85,6 @@ def carry(
         card = describing.model_card(model, settings, origin, described)
         (aside / "README.md").write_text(card, encoding="utf-8")
         (aside / describing.RECORD).write_text(origin.record(), encoding="utf-8")
-        aside.rename(destination)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
     return checks
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from data_prep.tokenizer import Tokenizer
-from megatron_patches.standalone.generate import generate, left_padded
+from megatron_patches.standalone.generate import batches_of, generate, left_padded
 from megatron_patches.standalone.model import GPT
 
 TOKENS_PER_PASS = 4096  # inputs are batched up to this many tokens unless told otherwise
@@ -100,7 +100,21 @@ class Scorer:
             raise ValueError(
                 f"{tokens} new tokens leave no context within max_length {self.max_length}"
             )
-        ids_BL, padding_BL = left_padded([context[-room:] for context in contexts])
+        cut = [context[-room:] for context in contexts]
+        found: dict[int, str] = {}
+        for group in batches_of(self.model, [len(context) for context in cut]):
+            texts = self._continued([cut[i] for i in group], until, tokens, how)
+            found |= dict(zip(group, texts, strict=True))
+        return [found[i] for i in range(len(cut))]
+
+    def _continued(
+        self,
+        contexts: Sequence[Sequence[int]],
+        until: Sequence[str],
+        tokens: int,
+        how: dict[str, Any],
+    ) -> list[str]:
+        ids_BL, padding_BL = left_padded(contexts)
         eod = self.words.eod
         texts = generate(
             self.model,

@@ -133,6 +133,12 @@ class GPTPositionsConfig(PretrainedConfig):
                 raise ValueError(f"{key} {getattr(self, key)!r} is none of {', '.join(known)}")
         if self.attention_window is not None and self.attention_window < 1:
             raise ValueError(f"attention_window {self.attention_window} lets a query see nothing")
+        buckets, farthest = self.rpe_num_buckets, self.rpe_max_distance
+        if buckets < 2 or buckets % 2 or farthest <= buckets // 2:
+            raise ValueError(
+                f"rpe_num_buckets {buckets} must be even and at least 2, and rpe_max_distance {farthest} "
+                "more than half of it"
+            )
         super().__init__(**values)
 
 

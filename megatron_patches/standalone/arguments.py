@@ -78,16 +78,17 @@ def add_config_arguments(made: argparse.ArgumentParser, nargs: str = "+") -> Non
     )
 
 
-def whole(low: int) -> Callable[[str], int]:
-    """argparse type: an integer of at least `low`."""
+def whole(low: int, below: int | None = None) -> Callable[[str], int]:
+    """argparse type: an integer of at least `low`, and less than `below`."""
 
     def convert(text: str) -> int:
         try:
             value = int(text)
         except ValueError:
             value = low - 1
-        if value < low:
-            raise argparse.ArgumentTypeError(f"{text!r} is not an integer of at least {low}")
+        if value < low or (below is not None and value >= below):
+            more = "" if below is None else f" and less than {below}"
+            raise argparse.ArgumentTypeError(f"{text!r} is not an integer of at least {low}{more}")
         return value
 
     return convert

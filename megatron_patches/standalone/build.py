@@ -100,9 +100,20 @@ def _prepared_tokenizer(config: Config) -> tuple[str, str, int] | None:
 
 
 def vocabulary(config: Config) -> int:
-    """Rows of the embedding: NeoX pads the tokenizer's entries to a round number."""
-    if config.padded_vocab_size is not None:
-        return config.padded_vocab_size
+    """Rows of the embedding: NeoX pads the tokenizer's entries to a round number.
+
+    Raises ConfigError for a `padded_vocab_size` below the tokenizer's entries, and as `tokenizer_size`.
+    """
+    rows = config.padded_vocab_size
+    if rows is not None:
+        known = _configured_tokenizer(config) is not None or _prepared_tokenizer(config) is not None
+        entries = tokenizer_size(config) if known else 0
+        if rows < entries:
+            raise ConfigError(
+                f"{config.place('padded_vocab_size')} {rows}: the tokenizer has {entries} entries; "
+                "leave the key out, or make it at least as large"
+            )
+        return rows
     try:
         entries = tokenizer_size(config)
     except ConfigError:

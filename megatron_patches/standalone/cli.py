@@ -236,7 +236,7 @@ def generate_main(arguments: Sequence[str] | None = None) -> int:
     made.add_argument("--tokens", type=whole(1), default=64, help="how many to add at most")
     made.add_argument("--temperature", type=number(0), default=0.0, help="0: always the likeliest")
     made.add_argument("--top-k", type=whole(1))
-    made.add_argument("--seed", type=whole(0), default=0)
+    made.add_argument("--seed", type=whole(0, 2**64), default=0)
     add_position_argument(made)
     add_device_argument(made)
     options = made.parse_args(arguments)
@@ -249,7 +249,7 @@ def _generate(options: argparse.Namespace) -> int:
     from data_prep.tokenizing import load_tokenizer
     from megatron_patches.standalone import provenance
     from megatron_patches.standalone.checkpoint import load_model, named_run, read_config
-    from megatron_patches.standalone.generate import generate, left_padded, read_prompts
+    from megatron_patches.standalone.generate import continued, read_prompts
 
     prompts = read_prompts(options.prompt, options.prompts)
     config = compose(options.config, options.set) if options.config else None
@@ -276,22 +276,15 @@ def _generate(options: argparse.Namespace) -> int:
             f"{config.vocab_file} has {tokenizer.vocab_size} entries, the model "
             f"{model.shape.vocabulary}: another tokenizer"
         )
-    ids, padding = left_padded([tokenizer.encode(prompt) for prompt in prompts])
-    texts = generate(
+    texts = continued(
         model,
-        ids,
+        tokenizer,
+        prompts,
         options.tokens,
-        padding_BL=padding if bool(padding.any()) else None,
         temperature=options.temperature,
         top_k=options.top_k,
         seed=options.seed,
-        stop=tokenizer.eod,
-        vocabulary=tokenizer.vocab_size,
     )
-    for prompt, text, hidden in zip(prompts, texts.tolist(), padding.sum(1).tolist(), strict=True):
-        # What follows the first end of text belongs to longer rows of the batch.
-        start = ids.shape[1]
-        end = text.index(tokenizer.eod, start) if tokenizer.eod in text[start:] else len(text)
-        whole = tokenizer.decode(text[hidden:end])
-        print(whole if len(prompts) == 1 else json.dumps({"prompt": prompt, "text": whole}))
+    for prompt, text in zip(prompts, texts, strict=True):
+        print(text if len(prompts) == 1 else json.dumps({"prompt": prompt, "text": text}))
     return 0

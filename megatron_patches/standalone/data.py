@@ -25,6 +25,7 @@ __all__ = [
     "SampleOrder",
     "Samples",
     "build_samples",
+    "check_entries",
     "epochs_needed",
     "micro_batches",
     "sources",
@@ -101,6 +102,20 @@ def validation_batches(config: Config, batch: Batch, rank: int, ranks: int) -> l
     batches = micro_batches(samples, batch.micro, rank, ranks, 0)
     # One of NeoX's evaluation steps is as many micro batches as a training step.
     return [next(batches)[1] for _ in range(config.eval_iters * batch.accumulation)]
+
+
+def check_entries(tokens: np.ndarray, vocabulary: int, where: str) -> None:
+    """Raises DataError, with `where`, for a token that the model's embedding has no row for.
+
+    The embedding's own error, on a GPU a failed assertion, would name neither.
+    """
+    smallest, largest = int(tokens.min()), int(tokens.max())
+    if smallest < 0 or largest >= vocabulary:
+        wrong = smallest if smallest < 0 else largest
+        raise DataError(
+            f"{where}: token {wrong} is outside the model's vocabulary of {vocabulary}: the text was "
+            "prepared with another tokenizer"
+        )
 
 
 def token_stream(config: Config, part: str) -> tuple[np.ndarray, list[IndexedDataset]]:

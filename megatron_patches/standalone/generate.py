@@ -7,10 +7,12 @@ import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from data_prep.tokenizer import Tokenizer
 from megatron_patches.config import ConfigError
 from megatron_patches.standalone.cache import Cache, planned
 from megatron_patches.standalone.model import GPT
@@ -30,6 +32,21 @@ def left_padded(prompts: Sequence[Sequence[int]], filler: int = 0) -> tuple[Tens
         ids_BL[row, longest - len(prompt) :] = torch.as_tensor(prompt)
         padding_BL[row, longest - len(prompt) :] = False
     return ids_BL, padding_BL
+
+
+def batches_of(model: GPT, lengths: Sequence[int]) -> list[list[int]]:
+    """Which texts, by their number, can be continued in one batch: all, or those of one length in tokens.
+
+    Padding would move the tokens of methods whose places follow the length of the text, and those
+    of a blockwise window.
+    """
+    apart = isinstance(model.shape.window, tuple)
+    if not apart and not any(method.length_decides for method in model.own_methods()):
+        return [list(range(len(lengths)))] if lengths else []
+    groups: dict[int, list[int]] = {}
+    for number, length in enumerate(lengths):
+        groups.setdefault(length, []).append(number)
+    return list(groups.values())
 
 
 def read_prompts(given: Sequence[str] | None, file: Path | None) -> list[str]:
@@ -54,11 +71,14 @@ def read_prompts(given: Sequence[str] | None, file: Path | None) -> list[str]:
 
 def _texts_of(file: Path) -> list[str]:
     try:
-        lines = file.read_text(encoding="utf-8").split("\n")  # JSON may hold other ends of lines
+        # utf-8-sig: editors of Windows put a mark before the text. JSON may hold other ends of lines.
+        lines = file.read_text(encoding="utf-8-sig").split("\n")
     except UnicodeDecodeError as error:
         raise ConfigError(f"{file}: not UTF-8 ({error})") from error
+    while lines and not lines[-1].strip():
+        lines.pop()
     found = []
-    for number, line in enumerate(lines[:-1] if not lines[-1] else lines, 1):
+    for number, line in enumerate(lines, 1):
         try:
             text = json.loads(line)["text"]
             if not isinstance(text, str):
@@ -140,6 +160,34 @@ def generate(
             if bool(done.all()):
                 break
     return text
+
+
+def continued(
+    model: GPT, words: Tokenizer, prompts: Sequence[str], tokens: int, **how: Any
+) -> list[str]:
+    """Each prompt with its continuation by up to `tokens` tokens, which ends where the text does.
+
+    `how`: `temperature`, `top_k`, `seed` of `generate`. Raises as `generate`.
+    """
+    rows = [words.encode(prompt) for prompt in prompts]
+    found: dict[int, str] = {}
+    for group in batches_of(model, [len(row) for row in rows]):
+        ids_BL, padding_BL = left_padded([rows[i] for i in group])
+        texts = generate(
+            model,
+            ids_BL,
+            tokens,
+            padding_BL=padding_BL if bool(padding_BL.any()) else None,
+            stop=words.eod,
+            vocabulary=words.vocab_size,
+            **how,
+        )
+        start = ids_BL.shape[1]
+        for i, text, hidden in zip(group, texts.tolist(), padding_BL.sum(1).tolist(), strict=True):
+            # What follows the first end of text belongs to longer rows of the batch.
+            end = text.index(words.eod, start) if words.eod in text[start:] else len(text)
+            found[i] = words.decode(text[hidden:end])
+    return [found[i] for i in range(len(rows))]
 
 
 def _check_settings(

@@ -6,13 +6,19 @@ import math
 import sys
 from typing import Any
 
+import numpy as np
 import torch
 
 from data_prep.indexed import IndexedDataset
 from megatron_patches.config import Config, ConfigError, batch_arithmetic, config_sha
 from megatron_patches.standalone import checkpoint, provenance
 from megatron_patches.standalone.build import shape_of
-from megatron_patches.standalone.data import build_samples, sources, validation_batches
+from megatron_patches.standalone.data import (
+    build_samples,
+    check_entries,
+    sources,
+    validation_batches,
+)
 from megatron_patches.standalone.guard import Guard
 from megatron_patches.standalone.heartbeat import Heartbeat
 from megatron_patches.standalone.model import GPT
@@ -36,6 +42,8 @@ class RunState:
         torch.manual_seed(config.seed)
         self.model = GPT(shape_of(config))
         self.parameters = self.model.parameter_count()  # ZeRO 3 leaves nothing to count
+        for rows in held_out:
+            self._check_tokens(rows, "the validation text")
         if config.finetune:
             self._load_first_weights()
         self.engine = build_engine(self.model, config, self.batch, world.device)
@@ -57,6 +65,10 @@ class RunState:
         self.consumed_sha = ""  # a chain over all sample numbers read so far, in their order
         self._norm: float | None = None
         self._resume()
+
+    def _check_tokens(self, rows: np.ndarray, where: str) -> None:
+        """DataError for a token that is none of the model's: the text need not name its tokenizer."""
+        check_entries(rows, self.model.shape.vocabulary, where)
 
     def _provenance(self) -> dict[str, Any]:
         """What a later evaluation or a resumed run must agree with."""

@@ -17,7 +17,14 @@ from data_prep.indexed import IndexedDataset
 from megatron_patches.analysis.cuts import PAPER_WINDOWS, fixed_cut, paper_cut
 from megatron_patches.config import Config
 from megatron_patches.config.keys_own import one_spelling
-from megatron_patches.standalone.data import Blend, Samples, build_samples, sources, token_stream
+from megatron_patches.standalone.data import (
+    Blend,
+    Samples,
+    build_samples,
+    check_entries,
+    sources,
+    token_stream,
+)
 from megatron_patches.standalone.windows import Plan, Window, check_settings
 
 # Of the authors' evaluation (`ex_eval.yml`): the key from which NeoX computes where in the validation
@@ -90,7 +97,7 @@ class FixedText:
         self.tokens = tokens[: request.max_tokens]
         settings = (request.stride, request.last_k)
         self.plan = Plan(request.protocol, len(self.tokens), request.lengths, *settings)
-        _check_entries(self.tokens, vocabulary, self.datasets)
+        check_entries(self.tokens, vocabulary, str(self.datasets[0].prefix))
         part = _part(config, request.split)
         self.cut = fixed_cut(part, request.protocol, request.max_tokens, self.plan.longest)
 
@@ -131,7 +138,7 @@ class DrawnText:
             )
         chosen = self.numbers(len(samples))
         tokens = np.concatenate([samples[number] for number in chosen])
-        _check_entries(tokens, self.vocabulary, self.datasets)
+        check_entries(tokens, self.vocabulary, str(self.datasets[0].prefix))
         step = length + 1  # a window and its last label
         windows = [Window(place * step, length, 0) for place in range(self.count)]
         return Reading(tokens, windows, _note(samples, chosen[0], self.count))
@@ -165,13 +172,3 @@ def _part(config: Config, split: str) -> str:
     """The part of the files, where NeoX's `split` decides it."""
     whole = all(documents is None for _, documents in sources(config, split))
     return "" if whole else f"{config.split}|{split}"
-
-
-def _check_entries(tokens: np.ndarray, vocabulary: int, datasets: list[IndexedDataset]) -> None:
-    smallest, largest = int(tokens.min()), int(tokens.max())
-    if smallest < 0 or largest >= vocabulary:
-        wrong = smallest if smallest < 0 else largest
-        raise DataError(
-            f"{datasets[0].prefix}: token {wrong} is outside the model's vocabulary of "
-            f"{vocabulary}: the text was prepared with another tokenizer"
-        )

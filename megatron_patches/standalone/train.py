@@ -178,6 +178,9 @@ class Trainer(RunState):
             self.heart.beat(now, "reading data", micro)
             first, rows = next(batches)
             self._consume(first)
+            self._check_tokens(
+                rows, f"samples {first} to {first + len(rows) - 1} of the training text"
+            )
             text = torch.from_numpy(rows).to(self.world.device)
             self.heart.beat(now, "forward pass", micro)
             loss = self.engine(text[:, :-1], text[:, 1:])

@@ -1,18 +1,14 @@
-"""The files of one checkpoint out of an archive, into a folder that appears whole or not at all."""
+"""The files of one checkpoint, selected from an archive, into a folder."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import re
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from data_prep.errors import DataError
-from data_prep.files import locked
 from megatron_patches.config import ConfigError
 from megatron_patches.standalone.archive import Archive
 
@@ -94,31 +90,6 @@ def _target(name: str, root: str, step: int) -> str | None:
     if folder in (f"{own}/configs", "configs") and _CONFIG.fullmatch(file):
         return f"{folder}/{file}"
     return None
-
-
-@contextmanager
-def whole_or_nothing(output: Path) -> Iterator[Path]:
-    """A hidden folder beside `output` to fill, renamed to it when the body succeeds, else removed.
-
-    What a killed run left there is replaced. Raises ConfigError when `output` exists.
-    """
-    if os.path.lexists(output):
-        raise ConfigError(f"{output} exists: remove it, or choose another --output")
-    partial = output.with_name(f".{output.name}.partial")
-    if partial.is_symlink() or (partial.exists() and not partial.is_dir()):
-        raise ConfigError(f"{partial} is in the way: remove it")
-    partial.mkdir(parents=True, exist_ok=True)
-    with locked(partial):  # another run that fills it is left alone
-        try:
-            for left in partial.iterdir():
-                shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
-            yield partial
-            if os.path.lexists(output):  # a rename would replace an empty folder
-                raise ConfigError(f"{output} has appeared meanwhile: nothing was changed")
-            os.replace(partial, output)
-        except BaseException:
-            shutil.rmtree(partial, ignore_errors=True)
-            raise
 
 
 def unpack(archive: Archive, selection: Selection, folder: Path) -> dict[str, str]:

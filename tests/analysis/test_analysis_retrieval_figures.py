@@ -290,3 +290,19 @@ def test_the_command_chooses(rows: Path, tmp_path: Path, capsys, monkeypatch) ->
         *(2, "", "error: no rows match --dataset, --tasks and --depths\n"),
     )
     assert run(capsys, monkeypatch, rows, "--value", "loss")[0] == 2
+
+
+def test_a_method_that_was_not_asked_everything(
+    rows: Path, tmp_path: Path, capsys, monkeypatch
+) -> None:
+    code, text, _ = run(
+        *(capsys, monkeypatch, rows, "--methods", "learned", "alibi", "--output", tmp_path / "out")
+    )
+    assert code == 0 and text.count("not asked: learned") == 1
+    assert text.index("passkey (digits)") < text.index("not asked: learned")
+    assert len(list((tmp_path / "out").glob("*.svg"))) == 2
+    code, text, _ = run(capsys, monkeypatch, rows, "--methods", "learned")
+    assert code == 0 and "passkey" not in text
+    assert run(capsys, monkeypatch, rows, "--methods", "alibi", "fire") == (
+        *(2, "", "error: no rows of fire\n"),
+    )

@@ -95,8 +95,8 @@ def test_what_a_killed_run_left_is_replaced(manifest, fetch, tmp_path):
     output = tmp_path / "out" / "run"
     code = (
         "import os, runpy, signal, sys\n"
-        "from megatron_patches.standalone import unpack\n"
-        "unpack.os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "from megatron_patches.standalone import whole_folder\n"
+        "whole_folder.os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
         f"sys.argv = ['x', 'kerple_log', '--archive', {str(path)!r}, '--manifest', {str(manifest)!r},"
         f" '--output', {str(output)!r}]\n"
         "runpy.run_path('scripts/fetch_checkpoints.py', run_name='__main__')\n"

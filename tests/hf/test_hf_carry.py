@@ -300,3 +300,12 @@ def test_what_no_model_of_theirs_computes_is_refused_by_name(tmp_path, method, o
     with pytest.raises(ConfigError, match=f"{method}: no Hugging Face model turns .* with {told}"):
         carried(tmp_path, method, position_options=options)
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_folder_of_the_users_beside_it_stays(tmp_path):
+    mine = tmp_path / "writing-carried"
+    mine.mkdir()
+    (mine / "notes").write_text("mine")
+    carried(tmp_path, "alibi")
+    assert (mine / "notes").read_text() == "mine"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["carried", "run", "writing-carried"]

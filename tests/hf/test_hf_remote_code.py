@@ -155,6 +155,9 @@ def test_refusals(tmp_path):
         ({"position_sharing": "head"}, "position_sharing 'head' is none of model, layer"),
         ({"position_dtype": "load"}, "position_dtype 'load' is none of float32"),
         ({"attention_window": 0}, "attention_window 0 lets a query see nothing"),
+        ({"rpe_num_buckets": 1}, "rpe_num_buckets 1 must be even"),
+        ({"rpe_num_buckets": 5}, "rpe_num_buckets 5 must be even"),
+        ({"rpe_max_distance": 16}, "rpe_max_distance 16 more than half"),
     ],
 )
 def test_configurations_without_a_meaning(values, said):

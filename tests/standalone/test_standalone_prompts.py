@@ -7,8 +7,10 @@ import shutil
 
 import pytest
 
+from megatron_patches.hf.likelihood import Scorer
 from megatron_patches.standalone.cli import generate_main
-from megatron_patches.standalone.model import GPT
+from megatron_patches.standalone.generate import batches_of, continued
+from megatron_patches.standalone.model import GPT, ModelShape
 
 
 @pytest.fixture(scope="module")
@@ -93,3 +95,51 @@ def test_text_without_a_record_of_its_tokenizer(run, tmp_path, capsys, trained, 
     options = ["--checkpoint", str(copy), "--tokens", "1", "--prompt", "x"]
     assert generate_main(options) == code
     assert ("was trained with another" in capsys.readouterr().err) == bool(code)
+
+
+def test_the_mark_of_an_editor_and_empty_lines_at_the_end(run, tmp_path, capsys):
+    file = tmp_path / "prompts.jsonl"
+    options = ["--checkpoint", str(run), "--tokens", "1", "--prompts", str(file)]
+    file.write_text('{"text": "a"}\n{"text": "b"}\n', encoding="utf-8")
+    assert generate_main(options) == 0
+    wanted = capsys.readouterr().out
+    file.write_text('{"text": "a"}\r\n{"text": "b"}\r\n\r\n \n', encoding="utf-8-sig")
+    assert generate_main(options) == 0
+    assert capsys.readouterr().out == wanted
+    file.write_text('{"text": "a"}\n\n{"text": "b"}\n')  # within the file a line is missing
+    assert generate_main(options) == 2
+    assert "jsonl:2" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("seed", ["-1", str(2**64)])
+def test_seeds_that_torch_does_not_take(run, capsys, seed):
+    with pytest.raises(SystemExit) as stop:
+        generate_main(["--checkpoint", str(run), "--prompt", "x", "--seed", seed])
+    assert stop.value.code == 2
+    assert f"'{seed}' is not an integer of at least 0 and less than {2**64}" in (
+        capsys.readouterr().err
+    )
+    options = ["--checkpoint", str(run), "--prompt", "x", "--tokens", "2", "--temperature", "1"]
+    assert generate_main([*options, "--seed", str(2**64 - 1)]) == 0
+
+
+CASES = [("randomised_rotary", {"span": 64}, None), ("kerple_log", {}, ("blockwise", 4))]
+
+
+@pytest.mark.parametrize(("name", "options", "window"), CASES)
+def test_prompts_that_padding_would_move_are_continued_by_length(name, options, window):
+    from data_prep.tokenizing import load_tokenizer
+
+    words = load_tokenizer("byte")
+    given = {"layers": 2, "hidden_size": 24, "heads": 2, "vocabulary": 257, "init_method_std": 0.3}
+    shape = ModelShape(
+        **given, pos_emb=name, max_length=64, position_options=options, window=window
+    )
+    model = GPT(shape).eval()
+    assert batches_of(model, [3, 5, 3]) == [[0, 2], [1]]
+    prompts = ["one", "seven", "two"]
+    alone = [continued(model, words, [prompt], 8)[0] for prompt in prompts]
+    assert continued(model, words, prompts, 8) == alone
+    scorer = Scorer(model, words, 32)
+    written = scorer.write([words.encode(prompt) for prompt in prompts], [], 8)
+    assert [a + b for a, b in zip(prompts, written, strict=True)] == alone
