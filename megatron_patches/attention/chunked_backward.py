@@ -67,7 +67,8 @@ def backward(
             lse2_SGQ1 = (lse_BHQ[some, group] * LOG2E).flip(2)[..., None]
         sum_k, sum_v = torch.zeros_like(k_NKD), torch.zeros_like(v_NKD)
         # Score gradients lie in rows with `chunk` spare zero columns: see diagonal_sums.
-        buffer = torch.zeros(samples, count, chunk, keys + chunk, dtype=dtype, device=device)
+        columns = keys + chunk if table_gradient or weight_gradient else 0
+        buffer = torch.zeros(samples, count, chunk, columns, dtype=dtype, device=device)
         widest = 0
         for first, last in sight.chunks(queries, chunk):
             rows, start, end = last - first, first_key(first, last, group), sight.offset + last

@@ -143,14 +143,21 @@ class Chunk:
         """
         at = self.place
         keys = grad_total[at.samples, at.heads, at.start : at.end]
+        if self.gates.gain is None:
+            keys -= grad_scores_SGCE.sum(2).to(keys.dtype)
+            own = slice(at.offset + at.first, at.offset + at.last)
+            grad_total[at.samples, at.heads, own] += (
+                grad_scores_SGCE.sum(-1).flip(-1).to(keys.dtype)
+            )
+            return
         for runs in self._runs(grad_scores_SGCE.dtype):
             queries = slice(at.last - runs.rows.stop, at.last - runs.rows.start)
             part = runs.of(grad_scores_SGCE)
             if grad_gain is not None:
                 sums = (part * runs.between).sum(-1).flatten(-2).flip(-1)
                 grad_gain[at.samples, at.heads, queries] += sums.to(grad_gain.dtype)
-            if runs.gain is not None:
-                part = part * runs.gain
+            assert runs.gain is not None
+            part = part * runs.gain
             keys -= part.sum(3).to(keys.dtype).sum(2)
             own = slice(at.offset + queries.start, at.offset + queries.stop)
             own_sums = part.sum(-1).flatten(-2).flip(-1)
