@@ -144,7 +144,10 @@ class Chunk:
         at = self.place
         keys = grad_total[at.samples, at.heads, at.start : at.end]
         if self.gates.gain is None:
-            keys -= grad_scores_SGCE.sum(2).to(keys.dtype)
+            for some in grad_scores_SGCE.split(
+                RUN, 2
+            ):  # sums of many rows in float32 would round more
+                keys -= some.sum(2).to(keys.dtype)
             own = slice(at.offset + at.first, at.offset + at.last)
             grad_total[at.samples, at.heads, own] += (
                 grad_scores_SGCE.sum(-1).flip(-1).to(keys.dtype)
