@@ -112,18 +112,24 @@ def label(name: str, value: Any) -> str:
     return {"train_length": "train", "step": "step", "last_k": "last"}.get(name, "") + str(value)
 
 
-def draw_kernels(kernels: list[KernelRow], folder: Path, looks: Looks) -> list[Path]:
+def draw_kernels(
+    kernels: list[KernelRow], folder: Path, looks: Looks, failed: Sequence[Failure] = ()
+) -> list[Path]:
     """One figure of learned kernels for each set (data set, training length, step, size of the model)
     and seed, one of reach for each set."""
     paths = []
     sets = kernel_sets(kernels)
     for key, rows in sets.items():
         name, suffix = file_name(key.dataset), kernel_suffix(key, sets)
+        missing = gaps(failed, rows, unit="kernels")
         for seed in sorted({row.seed for row in rows}):
-            figure = kernel_figure(row for row in rows if row.seed == seed)
+            own = [row for row in rows if row.seed == seed]
+            of_seed = failure_notes(item for item in missing if item.seed == seed)
+            figure = kernel_figure(own, notes=of_seed)
             paths += save(figure, folder / f"kernels-{name}-seed{seed}{suffix}")
         if any(row.bias is not None for row in rows):
-            paths += save(reach_figure(rows, looks=looks), folder / f"reach-{name}{suffix}")
+            figure = reach_figure(rows, looks=looks, notes=failure_notes(missing))
+            paths += save(figure, folder / f"reach-{name}{suffix}")
     return paths
 
 
@@ -194,12 +200,16 @@ def main() -> int:
         def wanted(row: Any) -> bool:
             return command.lets_through(row, arguments)
 
-        results = [*arguments.rows, *arguments.training]
+        # A study keeps the kernels of each run in a folder below its other files.
+        below = [
+            path.parent if path.parent.name == "kernels" else path for path in arguments.kernels
+        ]
+        results = [*arguments.rows, *arguments.training, *below]
         failed = command.failed_beside(results, [*rows, *runs], arguments)
         paths = []
         if heads:
             kernels = chosen(heads, wanted, "kernels")
-            paths += draw_kernels(kernels, arguments.output, looks)
+            paths += draw_kernels(kernels, arguments.output, looks, failed)
         if runs:
             training = chosen(runs, wanted, "training rows")
             paths += draw_training(training, arguments.output, looks, failed)

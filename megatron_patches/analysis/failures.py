@@ -183,13 +183,16 @@ def gaps(
     """The failures that leave a gap beside ``rows``, one or more of what a table or figure shows.
 
     Those of their data sets and training lengths: trainings, and, by ``unit``, scorings under their
-    protocols and splits ("eval"), retrieval of their splits ("retrieval"), or records of a training
-    ("train"). With which window and options the weights were read makes no difference.
+    protocols and splits ("eval"), retrieval of their splits ("retrieval"), records of a training
+    ("train"), or kernels ("kernels"). With which window and options the weights were read makes no
+    difference.
     """
     models = {(row.dataset, row.train_length) for row in rows}
     steps: set[tuple[str, ...]] = {("train",)}
     if unit == "train":
         steps.add(("record",))
+    elif unit == "kernels":
+        steps.add(("kernels",))
     elif unit == "eval":
         steps |= {("eval", row.protocol, row.split) for row in rows}
     else:

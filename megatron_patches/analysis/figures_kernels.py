@@ -89,11 +89,11 @@ def _panel(title: str, part: str, heads: Sequence[KernelRow]) -> Panel:
     return Panel(title, part, own, curves)
 
 
-def kernel_figure(kernels: Iterable[KernelRow]) -> Figure:
+def kernel_figure(kernels: Iterable[KernelRow], *, notes: Sequence[str] = ()) -> Figure:
     """Learned bias and weight of every head against distance, a panel a method, layer and part.
 
     Biases are drawn from their value at distance 0. A dot marks the effective length of a head.
-    RowError: see ``kernel_panels``.
+    ``notes`` are lines for the foot. RowError: see ``kernel_panels``.
     """
     import matplotlib
 
@@ -107,7 +107,8 @@ def kernel_figure(kernels: Iterable[KernelRow]) -> Figure:
         lines = [f"{first.dataset}{trained}, seed {first.seed}; {SHADES}"]
         if any(panel.part == BIAS for panel in panels):
             lines.append(DOTS.format(defined=DEFINED.format(threshold=THRESHOLD)))
-        footer(figure, lines + reach_notes(row for panel in panels for row in panel.heads))
+        lines += reach_notes(row for panel in panels for row in panel.heads)
+        footer(figure, [*lines, *notes])
     return figure
 
 

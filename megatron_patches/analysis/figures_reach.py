@@ -46,12 +46,14 @@ def reach_figure(
     *,
     methods: Sequence[str] | None = None,
     looks: Looks | None = None,
+    notes: Sequence[str] = (),
 ) -> Figure:
     """Number of heads whose effective length is at most d, against d on a logarithmic axis.
 
     A line a method, mean over seeds, with the single seeds thin; heads of all layers count. More than
-    MOST_TOGETHER methods have a panel each, with the others in pale grey. RowError when no row has a
-    bias, or rows of several data sets, training lengths, steps or runs are given.
+    MOST_TOGETHER methods have a panel each, with the others in pale grey. ``notes`` are lines for the
+    foot. RowError when no row has a bias, or rows of several data sets, training lengths, steps or
+    runs are given.
     """
     import matplotlib
 
@@ -89,7 +91,7 @@ def reach_figure(
                 shrink(axes, "distance d (tokens)", "heads")
             title = f"Heads with an effective length ≤ d, {key.dataset}{trained}"
             figure.suptitle(title, fontsize=10, x=0.01, ha="left")
-        footer(figure, _foot(rows, found, limit))
+        footer(figure, [*_foot(rows, found, limit), *notes])
     return figure
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import re
 import subprocess
 import sys
 from argparse import Namespace
@@ -24,7 +25,7 @@ from megatron_patches.analysis.failures import (
 )
 from megatron_patches.analysis.report import Extras, report
 from megatron_patches.analysis.retrieval_rows import RetrievalRow
-from megatron_patches.analysis.rows import RowError, append_rows
+from megatron_patches.analysis.rows import RowError, append_kernels, append_rows
 from megatron_patches.analysis.sections import Source, find_files
 from megatron_patches.analysis.training_rows import append_training
 
@@ -312,3 +313,26 @@ def test_tables_and_report_name_what_has_no_rows(tmp_path) -> None:
     whole = report([Source("rows", rows)], Extras(failed=[FAILURE]))
     closed = report([Source("rows", [*rows, scored()])], Extras(failed=[FAILURE]))
     assert "failed steps" in whole and "failed steps" not in closed
+
+
+def test_figures_of_kernels_name_what_has_none(tmp_path) -> None:
+    (tmp_path / "kernels").mkdir()
+    heads = [kernel(head, seed=seed, train_length=512) for head in (0, 1) for seed in (1, 2)]
+    append_kernels(tmp_path / "kernels" / "kerple_log-books-1.jsonl", heads)
+    gone = replace(FAILURE, step="kernels", run="rotary-books-1", seed=1)
+    elsewhere = replace(FAILURE, run="rotary-other-2", dataset="other")
+    scoring = replace(FAILURE, step="eval nonoverlap valid", run="alibi-books-2")
+    append_failures(tmp_path / "failed.jsonl", [FAILURE, gone, elsewhere, scoring])
+    file = tmp_path / "kernels" / "kerple_log-books-1.jsonl"
+    command = [sys.executable, "scripts/figures.py", "--kernels", str(file)]
+    command += ["--output", str(tmp_path / "out")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    told = {path.stem: path.read_text() for path in (tmp_path / "out").glob("*.svg")}
+    assert set(told) == {"kernels-books-seed1", "kernels-books-seed2", "reach-books"}
+    named = {stem: re.findall(r"failed: ([\w-]+), (\w+)", text) for stem, text in told.items()}
+    assert named == {
+        "kernels-books-seed1": [("rotary-books-1", "kernels")],
+        "kernels-books-seed2": [("rotary-books-2", "train")],
+        "reach-books": [("rotary-books-2", "train"), ("rotary-books-1", "kernels")],
+    }
