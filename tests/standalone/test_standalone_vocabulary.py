@@ -56,7 +56,9 @@ def test_the_word_for_gpt2_is_not_taken_for_another_tokenizer(text):
 
 def test_a_given_number_of_rows_holds_the_whole_tokenizer(text):
     assert vocabulary(of(text, padded_vocab_size=257)) == 257
-    with pytest.raises(ConfigError, match="`padded_vocab_size` .*256: the tokenizer has 257 entries"):
+    with pytest.raises(
+        ConfigError, match="`padded_vocab_size` .*256: the tokenizer has 257 entries"
+    ):
         vocabulary(of(text, padded_vocab_size=256))
     # Text that names no tokenizer says nothing.
     (text / "train.json").unlink()
