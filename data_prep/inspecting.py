@@ -36,9 +36,20 @@ def report(prefix: str, *, tokenizer: str | None = None, documents: int = 2) -> 
     if wanted != found.fingerprint:
         lines.append(f"WARNING: {found.origin} is {found.fingerprint}, not the tokenizer {wanted}")
     for i in range(min(documents, len(data))):
-        text = found.decode(data.get(i, 0, min(int(sizes_N[i]), _SHOWN)))
+        text = _decoded(found, data.get(i, 0, min(int(sizes_N[i]), _SHOWN)))
         lines += [f"--- document {i}, {sizes_N[i]} tokens", text[:_SHOWN]]
     return _plain(lines)
+
+
+def _decoded(tokenizer: Tokenizer, ids_T: np.ndarray) -> str:
+    """The text of ids, or why there is none: the libraries leave foreign ids out, or raise."""
+    foreign_T = ids_T[(ids_T < 0) | (ids_T >= tokenizer.vocab_size)]
+    if foreign_T.size:
+        return (
+            f"not text of {tokenizer.origin}: it has {tokenizer.vocab_size} entries, and the id "
+            f"{foreign_T[0]} is here; give the tokenizer of the data by --tokenizer"
+        )
+    return tokenizer.decode(ids_T)
 
 
 def _plain(lines: list[str]) -> str:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,11 @@ def merge(
     All must come from one tokenizer by their sidecars; files without one only, and all of them,
     with ``unknown_tokenizer``. The widest dtype wins. DataError leaves nothing; memory is flat.
     """
+    if os.path.basename(output) in ("", ".", ".."):  # Path would drop the separator at the end
+        raise UsageError(
+            f"--output {output} ends without a name, so its files would be hidden ones; give a prefix "
+            "such as FOLDER/train"
+        )
     if len(prefixes) < 2:
         raise UsageError("merge needs at least two PREFIXes")
     if len({Path(f"{prefix}.bin").resolve() for prefix in (*prefixes, output)}) <= len(prefixes):

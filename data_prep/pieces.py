@@ -62,6 +62,10 @@ class PieceTokenizer(Tokenizer):
                 run.append(i)
         return "".join([*parts, self._pieces.decode(run)])
 
+    def byte_counts(self) -> None:
+        """None: a model normalises texts, and puts a blank before them."""
+        return None
+
     def __reduce__(self) -> tuple[Any, ...]:
         return PieceTokenizer, (self.json_bytes, self.origin)
 

@@ -60,8 +60,10 @@ class Tokenizer:
         self.fingerprint = hashlib.sha256(json_bytes).hexdigest()[:16]
         try:
             self._content: dict[str, Any] = json.loads(json_bytes)
+            changed = _steady(self._content)
             with no_panic(origin):
-                self._backend = Backend.from_str(json_bytes.decode())
+                text = json.dumps(self._content) if changed else json_bytes.decode()
+                self._backend = Backend.from_str(text)
         except DataError:
             raise
         except Exception as error:  # the library raises bare Exception
@@ -154,6 +156,22 @@ class Tokenizer:
         return tiktoken.Encoding(
             self.fingerprint, pat_str=bytebpe.PATTERN, mergeable_ranks=table, special_tokens={}
         )
+
+
+def _steady(content: dict[str, Any]) -> bool:
+    """Take out of a parsed tokenizer.json what would give a text other ids; whether anything was.
+
+    An EOD that is added but not special (the library's `add_tokens`) would be found in texts, where
+    it ends a document in the middle; a dropout, left from training, makes ids a matter of chance.
+    """
+    changed = False
+    for token in content.get("added_tokens") or []:
+        if token.get("content") == EOD and not token.get("special"):
+            token["special"] = changed = True
+    model = content.get("model") or {}
+    if model.get("dropout"):
+        model["dropout"], changed = None, True
+    return changed
 
 
 def _has_long_blank(text: str) -> bool:

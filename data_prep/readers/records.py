@@ -218,8 +218,9 @@ def _key_once(key: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _parsed(line: bytes, key: str) -> Any:
     text = decode(line)
-    # A look at each object in Python takes time: only where there is reason to.
-    suspect = text.count(f'"{key}"') > 1
+    # A look at each object in Python takes time: only where there is reason to. None at all is one:
+    # JSON may spell the key in escapes, and does so by default where it is not ASCII.
+    suspect = text.count(f'"{key}"') != 1
     try:
         return json.loads(text, object_pairs_hook=partial(_key_once, key) if suspect else None)
     except BadRecord:

@@ -76,6 +76,11 @@ def _precision(config: Config) -> Iterator[str]:
     stage = (config.zero_optimization or {}).get("stage", 0)
     if isinstance(stage, bool) or stage not in (0, 1, 2, 3):
         yield f"{config.place('zero_optimization.stage')} must be 0, 1, 2 or 3, not {stage}"
+    for key in ("fp16", "bf16"):
+        enabled = (getattr(config, key) or {}).get("enabled", False)
+        if not isinstance(enabled, bool):  # a text is true in Python, "false" as well
+            where = config.place(f"{key}.enabled")
+            yield f"{where} must be true or false without quotes, not {enabled!r}"
     claims = config.precision_claims
     if len(set(claims.values())) > 1:
         yield f"{config.place('fp16')} and {config.place('bf16')} are both enabled: use `precision`"

@@ -102,7 +102,8 @@ def read_override(text: str, option: str = "--set") -> Entry:
     `read_file` refuses.
     """
     key, equals, value_text = text.partition("=")
-    key = normal(key.strip())
+    top, dot, inner = key.strip().partition(".")
+    key = normal(top) + dot + inner  # as in a file: names inside a mapping have one spelling
     if not equals or not key:
         raise ConfigError(f"{option} {text}: expects key=value")
     problems: list[str] = []
@@ -128,6 +129,8 @@ class _Loader(yaml.SafeLoader):
             raise _Refused(event, f"anchor `&{event.anchor}`")
         if event.tag is not None:
             raise _Refused(event, f"tag `{event.tag}`")
+        if isinstance(event, yaml.ScalarEvent):
+            event.value = _whole(event)
         self.deep += 1
         node = super().compose_node(parent, index)
         self.deep -= 1
@@ -139,9 +142,23 @@ class _Refused(Exception):
         self.line, self.what, self.advice = event.start_mark.line + 1, what, advice
 
 
-def _parse(text: str, name: str) -> Any:
+def _whole(event: yaml.ScalarEvent) -> str:
+    """The text of a scalar, with characters that JSON escapes in two halves put together."""
+    text: str = event.value
+    if text.isascii():
+        return text
     try:
-        return _Loader(text).get_single_node()
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le")
+    except UnicodeDecodeError:
+        advice = "write the character itself"
+        raise _Refused(event, "half of a character (U+D800 to U+DFFF)", advice) from None
+
+
+def _parse(text: str, name: str) -> Any:
+    loader = None
+    try:
+        loader = _Loader(text)
+        return loader.get_single_node()
     except _Refused as error:
         message = f"{name}:{error.line}: {error.what} is refused: {error.advice}"
         raise ConfigError(message) from None
@@ -151,6 +168,10 @@ def _parse(text: str, name: str) -> Any:
         raise ConfigError(f"{name}{line}: not valid YAML: {error.problem}") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"{name}: not valid YAML: {' '.join(str(error).split())}") from None
+    except (ValueError, OverflowError):  # PyYAML's own, of a number that is no character's
+        line = f":{loader.line + 1}" if loader else ""
+        what = "an escape names no character: write the character itself"
+        raise ConfigError(f"{name}{line}: not valid YAML: {what}") from None
 
 
 def _key(node: Any, where: str, problems: list[str]) -> str:

@@ -77,18 +77,20 @@ def build_samples(config: Config, part: str, length: int, samples: int) -> Sampl
                 "weight out, or make the weight larger than 0"
             )
     separate = bool(getattr(config, f"{part}_data_paths"))
+    # Rounded where NeoX rounds: it divides here, and in its blend the shares once more.
+    shares = [weight / sum(weights) for weight in weights]
     orders = []
-    for (prefix, documents), weight in zip(found, weights, strict=True):
+    for (prefix, documents), share in zip(found, shares, strict=True):
         dataset = IndexedDataset(prefix)
         if documents is None:
             documents = np.arange(len(dataset), dtype=np.int32)
-        wanted = math.ceil(samples * weight / sum(weights) * SURPLUS) if separate else samples
+        wanted = math.ceil(samples * share * SURPLUS) if separate else samples
         order = SampleOrder(dataset, documents, length, wanted, config.seed)
         if len(found) > 1 and not len(order):
             # Its one sample is the one never reached, and NeoX fails: two samples give one.
             order = SampleOrder(dataset, documents, length, 2, config.seed)
         orders.append(order)
-    return Blend(orders, weights) if len(orders) > 1 else orders[0]
+    return Blend(orders, shares) if len(orders) > 1 else orders[0]
 
 
 def validation_batches(config: Config, batch: Batch, rank: int, ranks: int) -> list[np.ndarray]:

@@ -122,7 +122,9 @@ class Blend:
                     f"data path {number} of {len(self.orders)} has weight {weight} and "
                     f"{len(order)} samples, both must be above 0: leave it out, or give more text"
                 )
-        shares = np.asarray(weights, dtype=np.float64) / sum(weights)
+        # Sources that are equally far behind are told apart by the last bit: add as NeoX adds.
+        shares = np.array(weights, dtype=np.float64)
+        shares /= np.sum(shares)
         size = sum(len(order) for order in self.orders)
         self._source = np.empty(size, dtype=np.uint16)
         self._sample = np.empty(size, dtype=np.int64)

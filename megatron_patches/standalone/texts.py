@@ -97,7 +97,7 @@ class FixedText:
         self.tokens = tokens[: request.max_tokens]
         settings = (request.stride, request.last_k)
         self.plan = Plan(request.protocol, len(self.tokens), request.lengths, *settings)
-        check_entries(self.tokens, vocabulary, str(self.datasets[0].prefix))
+        check_entries(self.tokens, vocabulary, _named(self.datasets))
         part = _part(config, request.split)
         self.cut = fixed_cut(part, request.protocol, request.max_tokens, self.plan.longest)
 
@@ -138,7 +138,7 @@ class DrawnText:
             )
         chosen = self.numbers(len(samples))
         tokens = np.concatenate([samples[number] for number in chosen])
-        check_entries(tokens, self.vocabulary, str(self.datasets[0].prefix))
+        check_entries(tokens, self.vocabulary, _named(self.datasets))
         step = length + 1  # a window and its last label
         windows = [Window(place * step, length, 0) for place in range(self.count)]
         return Reading(tokens, windows, _note(samples, chosen[0], self.count))
@@ -166,6 +166,11 @@ def _note(samples: Samples, begin: int, count: int) -> str | None:
             f"the order starts again after {left} windows, where the authors' script stops"
         )
     return "; ".join(parts) or None
+
+
+def _named(datasets: list[IndexedDataset]) -> str:
+    """The files of a text, for a message on a token that may lie in any of them."""
+    return ", ".join(str(dataset.prefix) for dataset in datasets)
 
 
 def _part(config: Config, split: str) -> str:

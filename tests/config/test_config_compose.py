@@ -148,6 +148,18 @@ def test_an_override_cannot_enter_a_plain_value(refusal):
     assert "has no mapping" in refusal("seed: 3", "seed.inner=3")
 
 
+def test_a_name_inside_a_mapping_is_spelt_as_in_a_file(config, refusal):
+    """Only keys of the file itself have two spellings."""
+    made = config("variant: {kv-heads: one, b: two}", "variant.kv-heads=three")
+    assert made.variant == {"kv-heads": "three", "b": "two"}
+    assert config("", "zero-optimization.stage=1").zero_stage == 1
+    for text, override in (
+        ("zero_optimization: {reduce-scatter: true}", "seed=1"),
+        ("", "zero_optimization.reduce-scatter=true"),
+    ):
+        assert "nearest: `reduce_scatter`" in refusal(text, override)
+
+
 def test_provenance_names_lines_and_overrides(config):
     made = config("optimizer:\n  params:\n    lr: 0.1\n", "seed=4", "optimizer.params.eps=1.0e-6")
     assert made.provenance["num_layers"].endswith("run.yml:1")
@@ -209,6 +221,8 @@ def test_position_names_are_canonical_and_misspellings_refused(config, refusal):
         ("train_epochs=1", ["`train_epochs` (--set) and `train_iters`"]),
         ("zero_optimization.stage=4", ["must be 0, 1, 2 or 3, not 4"]),
         ("fp16.enabled=true bf16.enabled=true", ["both enabled"]),
+        ('bf16.enabled="false"', ["`bf16.enabled` (--set) must be true or false", "not 'false'"]),
+        ("fp16={enabled:}", ["`fp16.enabled` (--set) must be true or false", "not None"]),
         ("fp16.enabled=true precision=bfloat16", ["asks for fp16", "`precision` (--set)"]),
         ("bf16.enabled=true precision=fp32", ["asks for bfloat16"]),
         (

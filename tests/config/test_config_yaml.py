@@ -152,3 +152,16 @@ def test_whole_numbers_serve_as_numbers_and_separators_are_read(config):
     assert config("checkpoint_factor: 200").checkpoint_factor == 200
     assert isinstance(config("checkpoint_factor: 200").checkpoint_factor, int)
     assert config("checkpoint_scale: log\ncheckpoint_factor: 1.5").checkpoint_factor == 1.5
+
+
+@pytest.mark.parametrize("escape", ["\\UFFFFFFFF", "\\U00110000"])
+def test_an_escape_that_names_no_character_has_a_place(refusal, escape):
+    message = refusal(f'save: "{escape}"')
+    assert "run.yml:8: not valid YAML: an escape names no character" in message
+
+
+def test_characters_that_json_escapes_in_two_halves_are_one(config, refusal):
+    assert config('comment: "\\ud83d\\ude00 \\u00e9"').comment == "\U0001f600 \u00e9"
+    for half in ("\\ud83d", "\\ude00\\ud83d"):
+        assert "run.yml:8: half of a character" in refusal(f'comment: "{half}"')
+        assert "run.yml:8: half of a character" in refusal(f'wandb: {{"{half}": 1}}')

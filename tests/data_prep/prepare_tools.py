@@ -3,10 +3,11 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import zstandard
 
 from data_prep.__main__ import main
-from data_prep.indexed import IndexedDataset
+from data_prep.indexed import IndexedDataset, write_index
 from data_prep.splits import NAMES
 
 ROOT = Path(__file__).parents[2]
@@ -55,3 +56,9 @@ def ids_of(folder):
         for name in NAMES
         if (data := IndexedDataset(folder / name))
     }
+
+
+def foreign_pair(prefix, ids):
+    """One document of ids, int64, as another tool leaves it: no sidecar."""
+    np.array(ids, dtype=np.int64).tofile(f"{prefix}.bin")
+    write_index(f"{prefix}.idx", [len(ids)], np.int64)

@@ -5,7 +5,16 @@ import subprocess
 import sys
 
 import pytest
-from prepare_tools import GOLDEN, ROOT, TEXTS, make_source, quiet, run, write_jsonl
+from prepare_tools import (
+    GOLDEN,
+    ROOT,
+    TEXTS,
+    foreign_pair,
+    make_source,
+    quiet,
+    run,
+    write_jsonl,
+)
 
 from data_prep.indexed import IndexedDataset
 from data_prep.prepare import prepare
@@ -36,6 +45,16 @@ def test_inspect(source, tmp_path, capsys):
     code, _, log = run(capsys, "inspect", out / "train")
     assert code == 1 and "not what its sidecar describes" in log
     assert run(capsys, "inspect", out / "nowhere")[0] == 1
+
+
+@pytest.mark.parametrize("wrong", [-1, 257, 60_000, 2**40])
+def test_ids_of_another_tokenizer_are_named_and_not_decoded(tmp_path, capsys, wrong):
+    """Of another tool's file nobody knows the tokenizer; -1 is what some of them pad with."""
+    foreign_pair(tmp_path / "x", [ord("a"), wrong])
+    code, shown, log = run(capsys, "inspect", tmp_path / "x", "--tokenizer", "byte")
+    assert code == 0 and f"it has 257 entries, and the id {wrong} is here" in shown, log
+    foreign_pair(tmp_path / "x", [ord("a"), ord("b")])
+    assert run(capsys, "inspect", tmp_path / "x", "--tokenizer", "byte")[1].endswith("\nab\n")
 
 
 def test_a_document_cannot_drive_the_terminal(tmp_path, capsys):

@@ -82,6 +82,7 @@ def test_documents_of_several_sequences_stay_documents(tmp_path):
         ("damaged", DataError, "cut short"),
         ("into itself", UsageError, "named twice"),
         ("foreign", DataError, "no sidecar"),
+        ("folder", UsageError, "ends without a name, so its files would be hidden ones"),
     ],
 )
 def test_refusals_leave_everything_as_it_was(prefixes, tmp_path, change, error, message):
@@ -98,6 +99,8 @@ def test_refusals_leave_everything_as_it_was(prefixes, tmp_path, change, error, 
         (tmp_path / "b.bin").write_bytes(b"")
     elif change == "into itself":
         target = prefixes[0]
+    elif change == "folder":
+        target = f"{tmp_path}/m/"
     else:
         (tmp_path / "a.json").unlink()
     before = tree(tmp_path)

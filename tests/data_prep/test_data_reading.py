@@ -201,3 +201,16 @@ def test_without_pyarrow_the_message_says_what_to_install(tmp_path, monkeypatch,
 def test_the_pile_has_22_sets_and_endings_are_told():
     assert len(set(PILE_SETS)) == 22
     assert ".jsonl.zst.tar" in supported() and ".parquet" in supported()
+
+
+def test_a_key_that_json_spells_in_escapes_is_not_there_twice_either(tmp_path):
+    """As `json.dumps` writes every key that is not ASCII."""
+    twice = json.dumps({"żółć": "first", "x": "second"}).replace('"x"', json.dumps("żółć"))
+    path = write(
+        tmp_path / "a.jsonl", f'{{"\\u017c\\u00f3\\u0142\\u0107": "good"}}\n{twice}'.encode()
+    )
+    assert "ż" not in path.read_text()
+    with pytest.raises(DataError, match="a.jsonl:2: has the key 'żółć' twice"):
+        texts_of(path, text_key="żółć")
+    found, reading = texts_of(path, text_key="żółć", on_bad_line="skip")
+    assert found == ["good"] and reading.bad_reasons == {"a key twice": 1}

@@ -163,3 +163,26 @@ def test_a_model_of_one_endless_number_is_named(tmp_path):
     path.write_bytes(b"\xff" * 400_000)
     with pytest.raises(DataError, match=r"a\.model cannot be read: a number at byte 0 has more"):
         load_tokenizer(path)
+
+
+def test_an_end_of_document_that_is_added_but_not_special_stays_text_in_texts():
+    """As `add_tokens` of the library leaves it: the literal would end a document in its middle."""
+    trained = train_bpe(["a text of several words"] * 3, 280)
+    content = json.loads(trained.json_bytes)
+    content["added_tokens"][0]["special"] = False
+    tokenizer = Tokenizer(json.dumps(content).encode(), "added")
+    for text in (EOD, f"a{EOD}b", f"{EOD}{EOD} end"):
+        assert tokenizer.encode(text) == trained.encode(text)
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert tokenizer.eod == trained.eod and tokenizer.byte_counts()[tokenizer.eod] == 0
+    assert json.loads(tokenizer.json_bytes) == content  # the file that the data carry is as given
+
+
+def test_a_dropout_left_from_training_does_not_draw_the_ids():
+    trained = train_bpe(["a text of several words"] * 3, 280)
+    content = json.loads(trained.json_bytes)
+    content["model"]["dropout"] = 0.9
+    tokenizer = Tokenizer(json.dumps(content).encode(), "dropping")
+    text = "a text of several words, all of them known"
+    assert [tokenizer.encode(text) for _ in range(5)] == [trained.encode(text)] * 5
+    assert [tokenizer._backend.encode(text).ids for _ in range(5)] == [trained.encode(text)] * 5

@@ -5,7 +5,7 @@ import sys
 
 import numpy as np
 import pytest
-from prepare_tools import ROOT, TEXTS, make_source, run
+from prepare_tools import ROOT, TEXTS, foreign_pair, make_source, run
 
 from data_prep.errors import DataError, UsageError
 from data_prep.indexed import IndexedDataset
@@ -69,6 +69,18 @@ def test_prepared_with_one_eod_a_document_and_carried_along(spm, model, tmp_path
     assert load_tokenizer(out).fingerprint == data.sidecar["tokenizer"]["fingerprint"]
     code, shown, _ = run(capsys, "inspect", out / "train")
     assert code == 0 and "document 0" in shown
+
+
+def test_a_model_spells_no_text_byte_for_byte(spm, model):
+    """An evaluation asks for the bytes behind each id, and then reports no bits per byte."""
+    assert load_tokenizer(model).byte_counts() is None
+
+
+def test_ids_of_another_tokenizer_are_named_and_not_decoded(spm, model, tmp_path, capsys):
+    size = load_tokenizer(model).vocab_size
+    foreign_pair(tmp_path / "x", [1, size])
+    code, shown, _ = run(capsys, "inspect", tmp_path / "x", "--tokenizer", model)
+    assert code == 0 and f"it has {size} entries, and the id {size} is here" in shown
 
 
 def test_workers_give_the_same_ids(spm, model):

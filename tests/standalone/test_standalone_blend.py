@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import standalone_tools as tools
@@ -66,3 +68,28 @@ def test_more_paths_than_a_byte_counts(count):
     orders = [[(source, 0)] for source in range(count)]
     blend = Blend(orders, [1.0] * count)
     assert sorted(blend[i] for i in range(count)) == [(source, 0) for source in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("weights", "drawn"),
+    [
+        # GPT-NeoX ea7aefd8: get_normalized_weights_and_num_samples, then BlendableDataset.
+        ([1, 4, 1], "101211011211011211101211"),
+        ([0.6, 0.3, 0.1], "012001001001200100100120"),
+        ([0.7, 0.2, 0.1], "010200100001020010000102"),
+    ],
+)
+def test_even_sources_are_told_apart_as_neox_rounds_their_weights(tmp_path, paths, weights, drawn):
+    """It divides the weights by their sum, and the shares by theirs: another last bit."""
+    samples = blended(tmp_path, paths, weights, 4, 400)
+    assert "".join(str(samples[i][0]) for i in range(len(drawn))) == drawn
+
+
+def test_a_source_is_asked_for_as_many_samples_as_neox_asks(tmp_path, paths):
+    """8000 * (0.1 / 0.8) * 1.005 is above 1005, 8000 * 0.1 / 0.8 * 1.005 is not: NeoX has the first."""
+    write_indexed(tmp_path / "d", [np.full(503, 4)] * 2, vocab_size=64, sidecar={})
+    weights = [0.7, 0.1]
+    # 1005 samples of one token need 1,006 tokens, which is what `d` has.
+    samples = blended(tmp_path, [paths[0], str(tmp_path / "d")], weights, 1, 8000)
+    assert math.ceil(8000 * (0.1 / sum(weights)) * 1.005) == 1006
+    assert [order.epochs for order in samples.orders] == [3, 2]

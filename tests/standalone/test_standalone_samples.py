@@ -135,10 +135,10 @@ def test_blend_equals_a_slow_loop(weights):
     sizes = [40 + 7 * i for i in range(len(weights))]
     orders = [[(source, i) for i in range(size)] for source, size in enumerate(sizes)]
     blend = Blend(orders, weights)
-    taken = [0] * len(weights)
+    taken, total = [0] * len(weights), sum(weights)
     for i in range(sum(sizes)):
         # Megatron's build_blending_indices, word for word
-        behind = [w / sum(weights) * max(i, 1) - n for w, n in zip(weights, taken, strict=True)]
+        behind = [w / total * max(i, 1) - n for w, n in zip(weights, taken, strict=True)]
         source = behind.index(max(behind))
         assert blend[i] == (source, taken[source] % sizes[source])
         taken[source] += 1

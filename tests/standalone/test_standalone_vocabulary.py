@@ -14,6 +14,7 @@ from data_prep.indexed import write_indexed
 from data_prep.tokenizing import load_tokenizer
 from megatron_patches.config import Config, ConfigError, from_mapping
 from megatron_patches.standalone.build import tokenizer_size, vocabulary
+from megatron_patches.standalone.texts import Request, open_text
 from megatron_patches.standalone.train import train
 
 
@@ -56,7 +57,9 @@ def test_the_word_for_gpt2_is_not_taken_for_another_tokenizer(text):
 
 def test_a_given_number_of_rows_holds_the_whole_tokenizer(text):
     assert vocabulary(of(text, padded_vocab_size=257)) == 257
-    with pytest.raises(ConfigError, match="`padded_vocab_size` .*256: the tokenizer has 257 entries"):
+    with pytest.raises(
+        ConfigError, match="`padded_vocab_size` .*256: the tokenizer has 257 entries"
+    ):
         vocabulary(of(text, padded_vocab_size=256))
     # Text that names no tokenizer says nothing.
     (text / "train.json").unlink()
@@ -81,3 +84,13 @@ def test_tokens_that_the_model_has_no_row_for(tmp_path, bad, part):
     where = "samples 0 to 3 of the training text" if part == "train" else "the validation text"
     with pytest.raises(DataError, match=f"{where}: token {bad} is outside the model's vocabulary"):
         train(config)
+
+
+@pytest.mark.parametrize("protocol", ["nonoverlap", "paper"])
+def test_a_token_of_any_file_of_a_text_blames_no_other(tmp_path, protocol):
+    for name, value in (("a", 1), ("b", 99)):
+        write_indexed(tmp_path / name, [np.full(200, value)], vocab_size=100, sidecar={})
+    both = [str(tmp_path / name) for name in "ab"]
+    config = tools.tiny(tmp_path, tmp_path / "run", valid_data_paths=both)
+    with pytest.raises(DataError, match="/a, .*/b: token 99 is outside the model's vocabulary"):
+        open_text(config, Request((16,), protocol=protocol), 0, 64).at(16)

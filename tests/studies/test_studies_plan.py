@@ -168,7 +168,9 @@ def test_factors_and_lengths_are_crossed_and_named(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "value", [1, 0.1, 1e-05, 1e22, True, None, "text", "949,50,1", "off", [0.9, 1e-3], {"a": 1e-8}]
+    "value",
+    [1, 0.1, 1e-05, 1e22, True, None, "text", "949,50,1", "off", [0.9, 1e-3], {"a": 1e-8}]
+    + ["a/\u00e9\U0001f600"],
 )
 def test_override_values_survive_the_command_line(value):
     from megatron_patches.config.reading import read_override
