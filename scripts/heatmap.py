@@ -36,6 +36,9 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--depths", type=float, nargs="+", metavar="D", help="rows of these depths only"
     )
+    parser.add_argument(
+        "--seeds", type=int, nargs="+", metavar="S", help="rows of these training seeds only"
+    )
     parser.add_argument("--value", choices=tuple(VALUES), default="gain", help="default: gain")
     parser.add_argument("--format", choices=tuple(FORMATS), default="markdown")
     parser.add_argument("--output", type=Path, metavar="DIR", help="folder for the heat maps")
@@ -52,9 +55,10 @@ def chosen(rows: list[RetrievalRow], arguments: argparse.Namespace) -> list[list
         if arguments.dataset in (None, row.dataset)
         and row.task in (arguments.tasks or [row.task])
         and row.depth in (arguments.depths or [row.depth])
+        and row.seed in (arguments.seeds or [row.seed])
     ]
     if not kept:
-        raise UsageError("no rows match --dataset, --tasks and --depths")
+        raise UsageError("no rows match --dataset, --tasks, --depths and --seeds")
     return questions(kept)
 
 

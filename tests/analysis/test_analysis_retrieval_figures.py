@@ -287,9 +287,22 @@ def test_the_command_chooses(rows: Path, tmp_path: Path, capsys, monkeypatch) ->
     run(capsys, monkeypatch, rows, *few, "--output", tmp_path / "two")
     assert before == {path.name: path.read_bytes() for path in (tmp_path / "two").iterdir()}
     assert run(capsys, monkeypatch, rows, "--dataset", "code") == (
-        *(2, "", "error: no rows match --dataset, --tasks and --depths\n"),
+        *(2, "", "error: no rows match --dataset, --tasks, --depths and --seeds\n"),
     )
     assert run(capsys, monkeypatch, rows, "--value", "loss")[0] == 2
+
+
+def test_the_command_shows_chosen_seeds(rows: Path, tmp_path: Path, capsys, monkeypatch) -> None:
+    # The gains of alibi at 512 tokens: 1.5, 2.5 and 3.5 with the seeds 1, 2 and 3.
+    for seeds, mean in (
+        ([2], "2.500"),
+        ([1, 2], "2.000±6.353"),
+    ):  # t(0.975, 1) * sqrt(1/2) / sqrt(2)
+        options = (rows, "--tasks", "copy", "--methods", "alibi", "--seeds", *seeds)
+        code, text, _ = run(capsys, monkeypatch, *options)
+        assert code == 0 and f"| alibi | **{mean}**" in text
+        assert f"seeds {' '.join(map(str, seeds))}\n" in text.replace("  \n", "\n")
+    assert run(capsys, monkeypatch, rows, "--seeds", 9)[0] == 2
 
 
 def test_a_method_that_was_not_asked_everything(
