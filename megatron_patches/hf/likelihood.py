@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from data_prep.tokenizer import Tokenizer
-from megatron_patches.standalone.generate import batches_of, generate, left_padded
+from megatron_patches.standalone.generate import continuations
 from megatron_patches.standalone.model import GPT
 
 TOKENS_PER_PASS = 4096  # inputs are batched up to this many tokens unless told otherwise
@@ -101,33 +101,9 @@ class Scorer:
                 f"{tokens} new tokens leave no context within max_length {self.max_length}"
             )
         cut = [context[-room:] for context in contexts]
-        found: dict[int, str] = {}
-        for group in batches_of(self.model, [len(context) for context in cut]):
-            texts = self._continued([cut[i] for i in group], until, tokens, how)
-            found |= dict(zip(group, texts, strict=True))
-        return [found[i] for i in range(len(cut))]
-
-    def _continued(
-        self,
-        contexts: Sequence[Sequence[int]],
-        until: Sequence[str],
-        tokens: int,
-        how: dict[str, Any],
-    ) -> list[str]:
-        ids_BL, padding_BL = left_padded(contexts)
-        eod = self.words.eod
-        texts = generate(
-            self.model,
-            ids_BL,
-            tokens,
-            padding_BL=padding_BL if bool(padding_BL.any()) else None,
-            stop=eod,
-            vocabulary=self.words.vocab_size,
-            **how,
-        )
         found = []
-        for new in texts[:, ids_BL.shape[1] :].tolist():
-            text = self.words.decode(new[: new.index(eod)] if eod in new else new)
+        for new in continuations(self.model, self.words, cut, tokens, **how):
+            text = self.words.decode(new)
             ends = [text.find(string) for string in until if string and string in text]
             found.append(text[: min(ends)] if ends else text)
         return found

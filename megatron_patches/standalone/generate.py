@@ -162,17 +162,16 @@ def generate(
     return text
 
 
-def continued(
-    model: GPT, words: Tokenizer, prompts: Sequence[str], tokens: int, **how: Any
-) -> list[str]:
-    """Each prompt with its continuation by up to `tokens` tokens, which ends where the text does.
+def continuations(
+    model: GPT, words: Tokenizer, prompts: Sequence[Sequence[int]], tokens: int, **how: Any
+) -> list[list[int]]:
+    """Up to `tokens` new ids for each prompt, until the text ends; in as few batches as `batches_of` allows.
 
     `how`: `temperature`, `top_k`, `seed` of `generate`. Raises as `generate`.
     """
-    rows = [words.encode(prompt) for prompt in prompts]
-    found: dict[int, str] = {}
-    for group in batches_of(model, [len(row) for row in rows]):
-        ids_BL, padding_BL = left_padded([rows[i] for i in group])
+    found: dict[int, list[int]] = {}
+    for group in batches_of(model, [len(prompt) for prompt in prompts]):
+        ids_BL, padding_BL = left_padded([prompts[i] for i in group])
         texts = generate(
             model,
             ids_BL,
@@ -182,12 +181,19 @@ def continued(
             vocabulary=words.vocab_size,
             **how,
         )
-        start = ids_BL.shape[1]
-        for i, text, hidden in zip(group, texts.tolist(), padding_BL.sum(1).tolist(), strict=True):
+        for i, new in zip(group, texts[:, ids_BL.shape[1] :].tolist(), strict=True):
             # What follows the first end of text belongs to longer rows of the batch.
-            end = text.index(words.eod, start) if words.eod in text[start:] else len(text)
-            found[i] = words.decode(text[hidden:end])
-    return [found[i] for i in range(len(rows))]
+            found[i] = new[: new.index(words.eod)] if words.eod in new else new
+    return [found[i] for i in range(len(prompts))]
+
+
+def continued(
+    model: GPT, words: Tokenizer, prompts: Sequence[str], tokens: int, **how: Any
+) -> list[str]:
+    """Each prompt with its continuation, as text; arguments as in `continuations`."""
+    rows = [words.encode(prompt) for prompt in prompts]
+    new = continuations(model, words, rows, tokens, **how)
+    return [words.decode([*row, *more]) for row, more in zip(rows, new, strict=True)]
 
 
 def _check_settings(

@@ -293,11 +293,9 @@ def test_the_command_chooses(rows: Path, tmp_path: Path, capsys, monkeypatch) ->
 
 
 def test_the_command_shows_chosen_seeds(rows: Path, tmp_path: Path, capsys, monkeypatch) -> None:
-    # The gains of alibi at 512 tokens: 1.5, 2.5 and 3.5 with the seeds 1, 2 and 3.
-    for seeds, mean in (
-        ([2], "2.500"),
-        ([1, 2], "2.000±6.353"),
-    ):  # t(0.975, 1) * sqrt(1/2) / sqrt(2)
+    # The gains of alibi at 512 tokens: 1.5, 2.5 and 3.5 with the seeds 1, 2 and 3. Half the interval of the
+    # first two is t(0.975, 1) = 12.706 times sqrt(1/2) / sqrt(2).
+    for seeds, mean in (([2], "2.500"), ([1, 2], "2.000±6.353")):
         options = (rows, "--tasks", "copy", "--methods", "alibi", "--seeds", *seeds)
         code, text, _ = run(capsys, monkeypatch, *options)
         assert code == 0 and f"| alibi | **{mean}**" in text
