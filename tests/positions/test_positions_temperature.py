@@ -112,6 +112,12 @@ def test_settings_say_what_was_chosen():
         ({"temperature": True}, "temperature=True must be"),
         ({"temperature": "head"}, "temperature='head' must be a number above 0 or 'heads'"),
         ({"temperature": math.nan}, "temperature=nan must be"),
+        ({"temperature": 1e39}, r"temperature=1e\+39 must be a finite number below"),
+        ({"temperature": 10**40}, "must be a finite number below"),
+        (
+            {"temperature": "heads", "initial_temperature": 1e39},
+            r"initial_temperature=1e\+39 must be a finite number below",
+        ),
         ({"temperature": "heads", "initial_temperature": -1}, "initial_temperature=-1 must be"),
         ({"initial_temperature": 1.6}, "initial_temperature=1.6 belongs to temperature=heads"),
         (
