@@ -80,7 +80,9 @@ def window_of(given: Any) -> Window | None:
     if not isinstance(kind, str) or kind not in KINDS:
         raise ValueError(f"window kind {kind!r} is none of {', '.join(KINDS)}")
     try:
-        count = operator.index(None if isinstance(tokens, bool) else tokens)
+        if isinstance(tokens, bool):
+            raise TypeError("a truth value")  # `index` takes it for 0 or 1
+        count = operator.index(tokens)
     except TypeError as error:
         raise ValueError(
             f"window must be an integer, or a kind ({', '.join(KINDS)}) and an integer, got {given!r}"
