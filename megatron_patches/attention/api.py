@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import operator
 from dataclasses import replace
+from numbers import Real
 
 import torch
 from torch import Tensor
@@ -125,9 +126,9 @@ def _check(
             f"build({named}, heads=..., head_dim=..., hidden_size=...)"
         )
     for name, tensor in (("q", q), ("k", k), ("v", v)):
-        if tensor.dim() != 4:
+        if not isinstance(tensor, Tensor) or tensor.dim() != 4:
             raise ValueError(
-                f"{name} must be [batch, heads, length, head_dim], got {tuple(tensor.shape)}"
+                f"{name} must be [batch, heads, length, head_dim], got {_kind(tensor)}"
             )
         if tensor.dtype != q.dtype or tensor.device != q.device:
             raise ValueError(
@@ -162,8 +163,8 @@ def _check(
             f"query_offset {offset} with {queries} queries and {keys} keys: "
             f"it must lie in [0, {keys - queries}]"
         )
-    if not 0.0 <= eps < 1.0:
-        raise ValueError(f"eps is a share of the attention weight, in [0, 1); got {eps}")
+    if not isinstance(eps, Real) or not 0.0 <= eps < 1.0:
+        raise ValueError(f"eps is a share of the attention weight, in [0, 1); got {eps!r}")
     if key_padding_mask is not None and (
         not isinstance(key_padding_mask, Tensor)
         or key_padding_mask.device != q.device
@@ -207,13 +208,20 @@ def _check_gates(problem: Problem, gates: tuple[Tensor, Tensor | None] | None) -
         return None
     if not method.gated:
         raise ValueError(f"{method.name} has no gates, yet some were passed")
+    if not isinstance(gates, tuple | list) or len(gates) != 2:
+        raise ValueError(
+            f"gates must be the pair that {method.name}'s decay returns, log decays and gains or None, "
+            f"got {_kind(gates)}"
+        )
     log_decay, gain = gates
     for name, tensor, length in (
         ("log decay", log_decay, problem.keys),
         ("gain", gain, q.shape[2]),
     ):
         shape = (q.shape[0], q.shape[1], length)
-        if tensor is not None and (tensor.shape != shape or tensor.device != q.device):
+        if tensor is None and name == "gain":
+            continue
+        if not isinstance(tensor, Tensor) or tensor.shape != shape or tensor.device != q.device:
             raise ValueError(
                 f"gates: the {name} must be {shape} on {q.device}, got {_kind(tensor)}: "
                 "[batch, heads, keys], for the gain queries instead of keys"

@@ -61,7 +61,7 @@ def _by_distance(problem: Problem) -> Tensor:
         None if weight_HL is None else weight_HL.to(dtype),
         None if gates is None else gates.total,
         None if gates is None else gates.gain,
-        gates is not None and gates.falls,
+        () if gates is None else (gates.falls, gates.run),
         problem.scale,
         problem.sight,
     )
@@ -81,11 +81,11 @@ class _Chunked(torch.autograd.Function):
         weight_HL: Tensor | None,
         total_BHK: Tensor | None,
         gain_BHQ: Tensor | None,
-        falls: bool,
+        known: tuple[Any, ...],
         scale: float,
         sight: Sight,
     ) -> Tensor:
-        gates = None if total_BHK is None else Gates(total_BHK, gain_BHQ, falls)
+        gates = None if total_BHK is None else Gates(total_BHK, gain_BHQ, *known)
         # torch's fused kernel reads the view as a mask. It knows neither a factor on the scores nor a
         # row without visible keys, and off the CPU it would copy the view and round it to q's dtype.
         fused = weight_HL is None and sight.padding is None and q.device.type == "cpu"
@@ -96,7 +96,7 @@ class _Chunked(torch.autograd.Function):
         else:
             out = _plain_forward(q, k, v, table_HL, weight_HL, gates, scale, sight)
         ctx.save_for_backward(q, k, v, table_HL, weight_HL, total_BHK, gain_BHQ, out, lse_BHQ)
-        ctx.falls, ctx.scale, ctx.sight = falls, scale, sight
+        ctx.known, ctx.scale, ctx.sight = known, scale, sight
         return out
 
     @staticmethod
@@ -110,7 +110,7 @@ class _Chunked(torch.autograd.Function):
             v,
             table_HL,
             weight_HL,
-            None if total_BHK is None else Gates(total_BHK, gain_BHQ, ctx.falls),
+            None if total_BHK is None else Gates(total_BHK, gain_BHQ, *ctx.known),
             out,
             lse_BHQ,
             grad_out,

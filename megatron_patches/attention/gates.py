@@ -3,7 +3,8 @@
 The sums of log decays reach -36,000 in 16384 tokens, where float32 resolves 0.004 and bfloat16 256. So
 they are kept in float64, and only differences are rounded: those to the last query of a run of `RUN`
 queries, which are small wherever a key has weight. Between that query and the others of its run lies a
-constant a row, which softmax does not see.
+constant a row, which softmax does not see, but float32 does once it is large: where a single token lets
+so much fade, every query is its own point of reference.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 RUN = 32  # queries that share a point of reference; chunks of queries start at multiples of it
+STEEP = 16.0  # the largest term of one token with which they do: float32 then resolves 6e-5 within a run
 
 
 @dataclass(frozen=True)
@@ -36,11 +38,13 @@ class Gates:
     """`total_BHK`: float64 sums of the log decays up to and with each key; `gain_BHQ`: fp32, or None.
 
     `falls`: known to be so that terms never rise towards older keys: no log decay is above 0, no gain below.
+    `run`: queries that share a point of reference, `RUN` or 1.
     """
 
     total: Tensor
     gain: Tensor | None
     falls: bool = False
+    run: int = RUN
 
     @classmethod
     def of(
@@ -60,9 +64,16 @@ class Gates:
                 hidden_BQ = padding[:, offset : offset + gain_BHQ.shape[-1]]
                 gain_BHQ = gain_BHQ.masked_fill(hidden_BQ[:, None], 0)
         # Asked on the CPU only: elsewhere the answer would have to come back from the device.
-        falls = log_decay_BHK.device.type == "cpu" and bool((log_decay_BHK <= 0).all())
-        falls = falls and (gain_BHQ is None or bool((gain_BHQ >= 0).all()))
-        return cls(log_decay_BHK.double().cumsum(-1), gain_BHQ, falls)
+        if log_decay_BHK.device.type != "cpu" or log_decay_BHK.numel() == 0:
+            return cls(log_decay_BHK.double().cumsum(-1), gain_BHQ)
+        falls = bool((log_decay_BHK <= 0).all()) and (
+            gain_BHQ is None or bool((gain_BHQ >= 0).all())
+        )
+        steepest = float(log_decay_BHK.detach().abs().amax())
+        if gain_BHQ is not None and gain_BHQ.numel():
+            steepest *= float(gain_BHQ.detach().abs().amax())
+        run = 1 if steepest > STEEP else RUN
+        return cls(log_decay_BHK.double().cumsum(-1), gain_BHQ, falls, run)
 
     def term(self, offset: int, queries: int) -> Tensor:
         """float64 [B, H, Q, K]: what is added to the scores of the queries from position `offset` on."""
@@ -103,15 +114,15 @@ class Chunk:
 
     def _runs(self, dtype: torch.dtype) -> Iterator[_Runs]:
         """Whole runs all together; before and after them what the chunk has of others."""
-        at = self.place
+        at, run = self.place, self.gates.run
         total_SGK = self.gates.total[at.samples, at.heads]
-        cuts = (-(-at.first // RUN) * RUN, at.last // RUN * RUN)
+        cuts = (-(-at.first // run) * run, at.last // run * run)
         edges = sorted({at.first, at.last, *(min(max(c, at.first), at.last) for c in cuts)})
         for low, high in zip(edges[:-1], edges[1:], strict=True):
-            count = max(1, (high - low) // RUN)
+            count = max(1, (high - low) // run)
             # the same query wherever the chunk ends, so that forward and backward agree
-            reference = at.offset + min(low // RUN * RUN + RUN, at.queries) - 1
-            points = slice(reference, reference + count * RUN, RUN)
+            reference = at.offset + min(low // run * run + run, at.queries) - 1
+            points = slice(reference, reference + count * run, run)
             own_SGR = total_SGK[..., points].flip(-1)
             between = own_SGR[..., None] - total_SGK[..., None, at.start : at.end]
             gain = None

@@ -98,10 +98,12 @@ class Problem:
 
         The hook takes queries and keys of one length, so the queries are set into a block as long as
         the keys when there are fewer of them (a cached decode passes `transformed=True` instead, unless the
-        method's cache is raw). Padding does not count into the length of a row.
+        method's cache is raw). Padding does not count into the length of a row, and counts as zeros here
+        already: a NaN there would reach the gradient of a factor that the hook learns.
         """
+        clean = self.without_padding_values() if self.method.transforms else self
         positions = torch.arange(self.keys, device=self.q.device)
-        q, k, last = self.q, self.k, self.sight.offset + self.queries
+        q, k, last = clean.q, clean.k, self.sight.offset + self.queries
         if self.queries < self.keys:
             padded_q = q.new_zeros(*q.shape[:2], self.keys, q.shape[3])
             padded_q[:, :, self.sight.offset : last] = q
@@ -111,7 +113,7 @@ class Problem:
         if padding is not None and self.method.follows_length:
             positions = ((~padding).cumsum(1) - 1).clamp(min=0)
         q, k = self.method.transform(q, k, positions, total_length=length)
-        return replace(self, q=q[:, :, self.sight.offset : last], k=k)
+        return replace(clean, q=q[:, :, self.sight.offset : last], k=k)
 
     def without_padding_values(self) -> Problem:
         """Zeros under the padding: a NaN there would survive a zero weight.

@@ -70,12 +70,18 @@ def window_of(given: Any) -> Window | None:
 
     Raises ValueError.
     """
-    if given is None or isinstance(given, Sliding | Blockwise):
-        return given
+    if isinstance(given, Sliding):
+        given = given.width
+    elif isinstance(given, Blockwise):
+        given = ("blockwise", given.size)
+    if given is None:
+        return None
     kind, tokens = given if isinstance(given, tuple) and len(given) == 2 else ("sliding", given)
-    if kind not in KINDS:
+    if not isinstance(kind, str) or kind not in KINDS:
         raise ValueError(f"window kind {kind!r} is none of {', '.join(KINDS)}")
     try:
+        if isinstance(tokens, bool):
+            raise TypeError("a truth value")  # `index` takes it for 0 or 1
         count = operator.index(tokens)
     except TypeError as error:
         raise ValueError(

@@ -8,6 +8,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from megatron_patches.attention.selection import implementation
 from megatron_patches.hf import attention_function
 from megatron_patches.positions import PositionMethod, build
 
@@ -75,7 +76,8 @@ def use_positions(
         seed: of the method's first values; layer i draws from seed + i.
         options: of the method.
 
-    Returns the methods. Call their `project_` after each optimizer step.
+    Returns the methods, in the model's mode, training or evaluation. Call their `project_` after each
+    optimizer step.
 
     Raises ValueError, with the model unchanged: it has a method already, or a setting under which the
     method would be wrong or without effect (named); the name, option or size does not exist; the method
@@ -93,6 +95,8 @@ def use_positions(
     >>> methods[0].bias_p.grad.shape
     torch.Size([4, 1, 1])
     """
+    if impl != "auto":
+        implementation(impl)  # says now that there is none of this name, not in the first call
     attentions = _attentions(model)
     rotary = _rotary(model) if replace else []
     if replace and not rotary:
@@ -103,18 +107,25 @@ def use_positions(
     methods = _build(model, attentions, name, sharing, seed, options)
     _take_over(model)
     for place, attribute, embedding in rotary:
-        setattr(place, attribute, NoRotation(embedding))
+        setattr(place, attribute, NoRotation(embedding).train(model.training))
     made = methods.methods()
     for index, attention in enumerate(attentions):
         attention_function.fill_slot(attention, made[index % len(made)], impl)
-    model.add_module(OWNER, methods)
+    # A model that was loaded is in evaluation mode, and a module is made in training mode.
+    model.add_module(OWNER, methods.train(model.training))
     model.register_state_dict_pre_hook(_before_saving)
     model.base_model.register_forward_pre_hook(attention_function.check_call, with_kwargs=True)
-    plan = {"name": made[0].name, "replace": replace, "seed": seed, "options": options}
+    spelt = {key: _spelt(value) for key, value in options.items()}
+    plan = {"name": made[0].name, "replace": replace, "seed": seed, "options": spelt}
     setattr(model.config, OWNER, {**plan, "sharing": "model" if len(methods) == 1 else "layer"})
     # transformers stops at this entry where nobody registered the name: no loading without the method.
     model.config.attn_implementation = attention_function.NAME
     return methods
+
+
+def _spelt(value: Any) -> Any:
+    """The value of an option as JSON has it: a dtype by its name, which the option takes as well."""
+    return str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else value
 
 
 def _before_saving(model: nn.Module, prefix: str, keep_vars: bool) -> None:

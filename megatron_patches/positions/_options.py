@@ -24,6 +24,13 @@ def whole(name: str, option: str, value: Any) -> int:
     return value
 
 
+def at_least(name: str, option: str, value: Any, least: int) -> int:
+    """An integer that is not below `least`."""
+    if whole(name, option, value) < least:
+        raise ValueError(f"{name}: {option}={value!r} must be an integer of at least {least}")
+    return int(value)
+
+
 def finite(name: str, option: str, value: Any) -> float:
     """A number that float32 holds, neither NaN nor infinite; its range is for the caller to check."""
     if isinstance(value, bool) or not isinstance(value, int | float):

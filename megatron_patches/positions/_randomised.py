@@ -18,7 +18,7 @@ from torch import Tensor
 
 from megatron_patches.positions._base import PositionMethod
 from megatron_patches.positions._geometry import Geometry
-from megatron_patches.positions._options import whole
+from megatron_patches.positions._options import at_least
 
 
 class Randomised(PositionMethod):
@@ -38,12 +38,8 @@ class Randomised(PositionMethod):
         self, geometry: Geometry, *, span: int = 16384, draw: int = 0, **common: Any
     ) -> None:
         super().__init__(geometry, **common)
-        for key, value, least in (("span", span, 1), ("draw", draw, 0)):
-            if whole(self.name, key, value) < least:
-                raise ValueError(
-                    f"{self.name}: {key}={value!r} must be an integer of at least {least}"
-                )
-        self.span, self.draw = span, draw
+        self.span = at_least(self.name, "span", span, 1)
+        self.draw = at_least(self.name, "draw", draw, 0)
         self.max_length = span
 
     def can_read(self, length: int) -> None:

@@ -54,7 +54,7 @@ class RopeScaling:
     truncate: bool = True
 
     def __post_init__(self) -> None:
-        if self.scaling not in KINDS:
+        if not isinstance(self.scaling, str) or self.scaling not in KINDS:
             raise ValueError(f"scaling={self.scaling!r} is none of {', '.join(KINDS)}")
         taken = KINDS[self.scaling]
         for field in fields(self):

@@ -18,6 +18,7 @@ from megatron_patches.positions._geometry import Geometry
 from megatron_patches.positions._options import choice, finite
 
 KINDS = ("data", "learned", "fixed")
+SHORTEST = 1e-30  # its slope and the sums of many of them are numbers of float32
 
 
 class Fox(Gated):
@@ -43,9 +44,10 @@ class Fox(Gated):
         choice("fox", "gates", gates, KINDS)
         finite("fox", "shortest", shortest)
         finite("fox", "longest", longest)
-        if not 0 < shortest <= longest:
+        if not SHORTEST <= shortest <= longest:
             raise ValueError(
-                f"fox: 0 < shortest <= longest must hold, not shortest={shortest}, longest={longest}"
+                f"fox: {SHORTEST:g} <= shortest <= longest must hold, not shortest={shortest}, "
+                f"longest={longest}"
             )
         self.gates, self.shortest, self.longest = gates, float(shortest), float(longest)
         if gates == "data":
@@ -58,7 +60,9 @@ class Fox(Gated):
         """float64 [heads]: the biases whose gates are exp(-1 / time)."""
         low, high = math.log(self.shortest), math.log(self.longest)
         times = torch.linspace(low, high, self.heads, device="cpu", dtype=torch.float64).exp()
-        return -torch.expm1(1 / times).log()
+        slopes = 1 / times
+        # -log(e^s - 1), which is -s to the last digit long before e^s leaves float64.
+        return -torch.where(slopes < 100, torch.expm1(slopes).log(), slopes)
 
     def decay(self, hidden: Tensor) -> tuple[Tensor, None]:
         """fp32 log decays [B, H, L], all below 0, from [B, L, C]."""

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from megatron_patches.positions._base import PositionMethod
 from megatron_patches.positions._geometry import Geometry
+from megatron_patches.positions._options import finite
 
 HEADS = "heads"
 
@@ -90,5 +91,6 @@ class NoPosition(PositionMethod):
 
 def _check(name: str, value: Any, other: str = "") -> None:
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not 0 < value < float("inf"):
+    if not number or not value > 0:
         raise ValueError(f"none: {name}={value!r} must be a number above 0{other}")
+    finite("none", name, value)

@@ -210,6 +210,27 @@ def test_keys_that_have_faded_away_are_left_out_and_loud_ones_are_not():
         torch.testing.assert_close(out.double(), wanted, rtol=1e-4, atol=2e-5)
 
 
+@pytest.mark.parametrize("gain", [None, 1e6])
+@pytest.mark.parametrize("drop", [-1e4, -1e9])
+def test_one_token_that_lets_everything_fade_spoils_no_row_before_it(drop, gain):
+    """Rows of the same run differ from their point of reference by all of it."""
+    method = method_of("weighted")
+    q, k, v, _ = given(3 * RUN + 4)
+    fall = torch.rand(q.shape[:3], generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    fall *= -0.1 / (gain or 1.0)
+    fall[:, 1, RUN + 20] = drop
+    gains = None if gain is None else torch.full_like(fall, gain)
+    found = []
+    for impl, dtype in (("reference", torch.float64), ("chunked", torch.float32)):
+        leaves = [t.to(dtype).requires_grad_() for t in (q, k, v)]
+        gates = [None if t is None else t.clone().requires_grad_() for t in (fall, gains)]
+        out = attend(*leaves, method, impl=impl, gates=tuple(gates))
+        wanted = [*leaves, *(t for t in gates[:1] if gain is None)]
+        found.append([out, *torch.autograd.grad(out.square().sum(), wanted)])
+    for exact, rounded in zip(*found, strict=True):
+        torch.testing.assert_close(rounded.double(), exact, rtol=2e-5, atol=2e-5)
+
+
 def test_gates_that_rise_leave_out_nothing():
     """Far keys then weigh more than near ones, which no bound on the content knows of."""
     falling, gain = torch.full((1, HEADS, 600), -3.0), torch.ones(1, HEADS, 600)
@@ -263,6 +284,33 @@ def test_fixed_gates_are_alibi():
     torch.testing.assert_close(ours, scores.softmax(-1) @ v, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("impl", ["reference", "chunked"])
+@pytest.mark.parametrize("gates", ["fixed", "learned"])
+@pytest.mark.parametrize("shortest", [1e-3, 1e-30])
+def test_gates_that_fade_within_a_token_leave_each_to_itself(shortest, gates, impl):
+    """A slope of 1000 and more: e to that power leaves float64, the sum of the slopes does not."""
+    sizes = {"heads": HEADS, "head_dim": DIM, "hidden_size": WIDTH}
+    method = build("fox", **sizes, gates=gates, shortest=shortest, longest=shortest)
+    q, k, v, x = (t.float() for t in given(70))
+    slope = torch.tensor(-1 / shortest)
+    decay = method.decay(x)[0]
+    torch.testing.assert_close(decay, slope.expand(decay.shape))
+    leaves = [t.requires_grad_() for t in (q, k, v)]
+    out = attend(*leaves, method, gates=(decay, None), impl=impl)
+    assert torch.equal(out, v)
+    grads = torch.autograd.grad(out.sum(), leaves)
+    for grad, wanted in zip(grads, (0.0, 0.0, 1.0), strict=True):
+        torch.testing.assert_close(grad, torch.full_like(grad, wanted), rtol=1e-5, atol=1e-5)
+
+
+def test_gates_that_fade_faster_than_float32_holds_are_refused():
+    sizes = {"heads": HEADS, "head_dim": DIM, "hidden_size": WIDTH}
+    with pytest.raises(
+        ValueError, match="1e-30 <= shortest <= longest must hold, not shortest=1e-39"
+    ):
+        build("fox", **sizes, gates="fixed", shortest=1e-39)
+
+
 def test_gates_that_are_missing_or_do_not_fit():
     method, (q, k, v, x) = method_of("weighted"), (t.float() for t in given(10))
     log_decay, gain = method.decay(x)
@@ -272,6 +320,11 @@ def test_gates_that_are_missing_or_do_not_fit():
         attend(q, k, v, method, gates=(log_decay[:, :, :9], gain))
     with pytest.raises(ValueError, match=r"the gain must be \(2, 3, 4\) .* queries instead"):
         attend(q[:, :, 6:], k, v, method, gates=(log_decay, gain))
+    for wrong in (log_decay, (log_decay,), (log_decay, gain, None)):
+        with pytest.raises(ValueError, match="gates must be the pair that cable's decay returns"):
+            attend(q, k, v, method, gates=wrong)
+    with pytest.raises(ValueError, match="the log decay must be .*, got NoneType"):
+        attend(q, k, v, method, gates=(None, gain))
     plain = build("alibi", heads=HEADS, head_dim=DIM, hidden_size=WIDTH)
     with pytest.raises(ValueError, match="alibi has no gates"):
         attend(q, k, v, plain, gates=(log_decay, None))

@@ -8,6 +8,7 @@ from attention_cases import ANYWHERE, Counting, Slanted, attend, make, outcome, 
 
 from megatron_patches import attention
 from megatron_patches.attention import IMPLEMENTATIONS
+from megatron_patches.attention.windows import Blockwise, Sliding
 from megatron_patches.positions import Geometry, PositionMethod, build, names
 
 ATTENTION = [name for name in names() if make(name).place == "attention"]
@@ -233,6 +234,11 @@ def test_a_method_with_gates_is_not_run_without_them():
     ("option", "message"),
     [
         ({"window": 2.5}, "window must be an integer"),
+        ({"window": True}, "window must be an integer"),
+        ({"window": Sliding(0)}, "window .* at least 1; got 0"),
+        ({"window": Blockwise(0)}, "window .* at least 1; got 0"),
+        ({"window": (["sliding"], 3)}, r"window kind \['sliding'\] is none of"),
+        ({"eps": "1e-6"}, r"eps is a share .*; got '1e-6'"),
         ({"query_offset": 1.0}, "query_offset must be an integer"),
         ({"key_padding_mask": [True]}, "got list"),
     ],
@@ -242,5 +248,7 @@ def test_wrong_types_are_named(option, message):
     q = torch.randn(1, 2, 5, 16)
     with pytest.raises(ValueError, match=message):
         attend(q, q, q, method, **option)
+    with pytest.raises(ValueError, match=r"k must be \[batch, .*got ndarray"):
+        attend(q, q.numpy(), q, method)
     with pytest.raises(ValueError, match="heads must be an integer"):
         build("alibi", heads=2.0, head_dim=16, hidden_size=32)

@@ -111,6 +111,32 @@ def test_another_attention_is_no_way_around_the_method(tmp_path):
     assert torch.equal(again(TEXT).logits, wanted)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("training", [False, True])
+def test_methods_are_in_the_mode_of_their_model(tmp_path, training):
+    """A draw for training in a model that only reads would be another model."""
+    model = made().train(training)
+    methods = use_positions(model, "randomised_kerple_log", span=256)
+    assert methods.training is methods[0].training is training
+    wanted = model.eval()(TEXT).logits
+    model.save_pretrained(tmp_path)
+    again = load_with_positions(tmp_path)
+    assert not any(module.training for module in again.modules())
+    assert torch.equal(again(TEXT).logits, wanted)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.bfloat16, "bfloat16"])
+def test_a_dtype_among_the_options_is_saved(tmp_path, dtype):
+    model = made()
+    use_positions(model, "kerple_log", precision="as_published", model_dtype=dtype)
+    wanted = model(TEXT).logits
+    model.save_pretrained(tmp_path)
+    again = load_with_positions(tmp_path)
+    assert again.position_methods[0].published_dtype == torch.bfloat16
+    assert torch.equal(again(TEXT).logits, wanted)
+
+
 def test_a_folder_that_is_not_there(tmp_path):
     with pytest.raises(ValueError, match="nowhere: no folder with a config.json"):
         load_with_positions(tmp_path / "nowhere")

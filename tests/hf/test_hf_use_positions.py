@@ -262,6 +262,7 @@ REFUSED = {
     "kerple_log": ("llama", {"attention_dropout": 0.1}, {}, "attention_dropout is 0.1"),
     "alibi": ("mistral", {"sliding_window": 8}, {}, "sliding_window is 8: windows are not"),
     "none": ("llama", {}, {"sharing": "head"}, "sharing is 'head'"),
+    "rpe": ("llama", {}, {"impl": "flash"}, "implementation 'flash' does not exist"),
 }
 
 

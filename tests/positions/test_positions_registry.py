@@ -141,11 +141,29 @@ def test_options_belong_to_their_method():
         ("alibi", {"head_range": (12, 1)}, "within 12 heads"),
         ("alibi", {"head_range": (0, 0)}, "within 12 heads"),
         ("alibi", {"head_range": (-1, 2)}, "within 12 heads"),
+        ("alibi", {"head_range": (0, 1, 2)}, r"head_range must be .*, not \(0, 1, 2\)"),
+        ("alibi", {"head_range": 1}, "head_range must be .* two integers, or None, not 1"),
+        ("alibi", {"head_range": (0.0, 1.0)}, "head_range must be"),
+        ("alibi", {"head_range": (0, True)}, "head_range must be"),
+        ("learned", {"max_length": "512"}, "max_length must be an integer .*, not '512'"),
+        ("learned", {"max_length": 512.0}, "max_length must be an integer .*, not 512.0"),
+        ("learned", {"max_length": True}, "max_length must be an integer"),
+        ("kerple_log", {"heads": True}, "heads must be an integer, not True"),
+        ("kerple_log", {"seed": True}, "seed must be an integer, not True"),
+        ("kerple_log", {"seed": 1 << 70}, "seed must lie in"),
+        ("kerple_log", {"seed": -(1 << 63) - 1}, "seed must lie in"),
+        ("rotary", {"scaling": ["yarn"]}, r"rotary: scaling=\['yarn'\] is none of"),
     ],
 )
 def test_impossible_values_are_refused(name, wrong, message):
     with pytest.raises(ValueError, match=message):
         build(name, **(GEOMETRY | wrong))
+
+
+@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("seed", [-(1 << 63), (1 << 64) - 2])
+def test_the_outermost_seeds(name, seed):
+    assert build(name, **(GEOMETRY | {"seed": seed})).geometry.seed == seed
 
 
 NAN = float("nan")
@@ -179,6 +197,9 @@ FINITE = "must be a finite number"
         ("rotary", "rotary_pct", NAN, FINITE),
         ("randomised_rotary", "rotary_emb_base", "10000", NUMBER),
         ("randomised_rotary", "span", True, INTEGER),
+        ("randomised_learned", "span", "16", INTEGER),
+        ("randomised_learned", "span", 0, "must be an integer of at least 1"),
+        ("randomised_alibi", "draw", -1, "must be an integer of at least 0"),
         ("xpos", "scale_base", NAN, FINITE),
         ("learned", "init_method_std", NAN, FINITE),
         ("randomised_learned", "init_method_std", "0.02", NUMBER),

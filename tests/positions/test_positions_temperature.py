@@ -46,6 +46,21 @@ def test_every_head_has_its_own(impl):
     )
 
 
+@pytest.mark.parametrize("poison", [math.nan, math.inf])
+@pytest.mark.parametrize("impl", ["reference", "chunked"])
+def test_nothing_under_the_padding_reaches_the_temperature(impl, poison):
+    method = build("none", **SIZES, temperature="heads").to_float64_()
+    method.scale.data.copy_(torch.tensor([0.5, 1.0, 3.0]))
+    padding = torch.tensor([[True] * 7 + [False] * 13, [False] * 16 + [True] * 4])
+    found = []
+    for value in (0.0, poison):
+        q, k, v = (t.masked_fill(padding[:, None, :, None], value) for t in tensors())
+        out = attend(q, k, v, method, key_padding_mask=padding, impl=impl)
+        found.append((out, *torch.autograd.grad(out.square().sum(), method.scale)))
+    for wanted, other in zip(*found, strict=True):
+        assert wanted.abs().max() > 0 and torch.equal(wanted, other)
+
+
 def test_heads_are_shared_out_and_start_where_they_are_told():
     sizes = {**SIZES, "heads": 5, "hidden_size": 40}
     whole = build("none", **sizes, temperature="heads", initial_temperature=1.6)
@@ -97,6 +112,12 @@ def test_settings_say_what_was_chosen():
         ({"temperature": True}, "temperature=True must be"),
         ({"temperature": "head"}, "temperature='head' must be a number above 0 or 'heads'"),
         ({"temperature": math.nan}, "temperature=nan must be"),
+        ({"temperature": 1e39}, r"temperature=1e\+39 must be a finite number below"),
+        ({"temperature": 10**40}, "must be a finite number below"),
+        (
+            {"temperature": "heads", "initial_temperature": 1e39},
+            r"initial_temperature=1e\+39 must be a finite number below",
+        ),
         ({"temperature": "heads", "initial_temperature": -1}, "initial_temperature=-1 must be"),
         ({"initial_temperature": 1.6}, "initial_temperature=1.6 belongs to temperature=heads"),
         (
