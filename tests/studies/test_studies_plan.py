@@ -40,7 +40,7 @@ SIZES = {
     "cpu_mini_blocks": (3 * 3, 6),
     "cpu_mini_far": (5 * 3, 2),
     "cpu_zoo": (12 * 3, 8),
-    "cpu_zoo_far": (4 * 3, 2),
+    "cpu_zoo_far": (10 * 3, 2),
     "cpu_zoo_retrieval": (12 * 3, 2 * 5 * 5),
 }
 
