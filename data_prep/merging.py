@@ -41,6 +41,8 @@ def merge(
             f"--output {output} ends without a name, so its files would be hidden ones; give a prefix "
             "such as FOLDER/train"
         )
+    if Path(output).suffix in (".bin", ".idx"):  # the readers' own message names a path without it
+        raise UsageError(f"--output {output} is a prefix: leave {Path(output).suffix!r} away")
     if len(prefixes) < 2:
         raise UsageError("merge needs at least two PREFIXes")
     if len({Path(f"{prefix}.bin").resolve() for prefix in (*prefixes, output)}) <= len(prefixes):

@@ -24,6 +24,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 
@@ -35,6 +36,7 @@ KEY_DIGITS = 5
 SPAN, CUE = 24, 8  # tokens of a copied span, and how many of them are given again as the cue
 # Keys that decide how the tokenizer spells most of them. Fixed, so more samples change no question.
 SPELLING_KEYS = 256
+MOST_KEYS = 1 << 17  # keys that are spelt in search of fitting ones: more than there are
 GOLDEN = (math.sqrt(5) - 1) / 2  # its multiples spread evenly over [0, 1) however many are taken
 _BLOCK = 1 << 24  # tokens counted at a time
 
@@ -148,7 +150,8 @@ def passkey_task(tokens: np.ndarray, tokenizer: Tokenizer, samples: int) -> Task
     """``samples`` passkeys, spelt as the tokenizer spells most of them.
 
     All needles have the same number of tokens; the cue is what they begin with in common, and the
-    answer ends where they end in common. Needle and control differ in every token of the answer.
+    answer ends where they end in common. Needle and control differ in every token of the answer,
+    but for a token that all keys share between their digits.
 
     Raises DataError where the tokenizer gives keys nothing in common to begin with.
     """
@@ -167,11 +170,16 @@ def passkey_task(tokens: np.ndarray, tokenizer: Tokenizer, samples: int) -> Task
     def fits(ids: np.ndarray) -> bool:
         return len(ids) == size and bool((ids[same] == alike[0][same]).all())
 
-    fitting = (ids for ids in (_line(tokenizer, key) for key in _keys()) if fits(ids))
+    lines = (_line(tokenizer, key) for key in islice(_keys(), MOST_KEYS))
+    fitting = (ids for ids in lines if fits(ids))
     questions = []
     for number in range(samples):
-        needle = next(fitting)
-        control = next(ids for ids in fitting if not (ids == needle)[answer].any())
+        needle = next(fitting, None)
+        control = next((ids for ids in fitting if not (ids == needle)[~same].any()), None)
+        if needle is None or control is None:
+            raise DataError(
+                f"{tokenizer.origin} spells too few passkeys so that they differ in every token"
+            )
         end = filler_end(len(tokens), number)
         question = Question(needle, control, needle[:begin], needle[answer], end, len(tokens))
         questions.append(question)

@@ -83,6 +83,7 @@ def test_documents_of_several_sequences_stay_documents(tmp_path):
         ("into itself", UsageError, "named twice"),
         ("foreign", DataError, "no sidecar"),
         ("folder", UsageError, "ends without a name, so its files would be hidden ones"),
+        ("ending", UsageError, "m.bin is a prefix: leave '.bin' away"),
     ],
 )
 def test_refusals_leave_everything_as_it_was(prefixes, tmp_path, change, error, message):
@@ -101,6 +102,8 @@ def test_refusals_leave_everything_as_it_was(prefixes, tmp_path, change, error, 
         target = prefixes[0]
     elif change == "folder":
         target = f"{tmp_path}/m/"
+    elif change == "ending":
+        target = tmp_path / "m.bin"
     else:
         (tmp_path / "a.json").unlink()
     before = tree(tmp_path)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
@@ -194,6 +196,37 @@ def test_the_spelling_is_that_of_most_keys():
     assert len(task.questions[0].needle) == max(sizes)
     # One token a digit; the blank that they share belongs to the cue.
     assert task.answer_tokens == tasks.KEY_DIGITS
+
+
+class Dashed:
+    """Spells a dash between the digits of a number; ids are code points, of digits what `digit` makes."""
+
+    origin = "dashed"
+
+    def __init__(self, digit=ord) -> None:
+        self.digit = digit
+
+    def encode_array(self, text: str) -> np.ndarray:
+        dashed = re.sub(r"(?<=\d)(?=\d)", "-", text)
+        return np.array([self.digit(sign) if sign.isdigit() else ord(sign) for sign in dashed])
+
+
+def test_a_token_that_all_keys_share_between_their_digits():
+    task = tasks.passkey_task(CORPUS, Dashed(), 3)
+    for asked in task.questions:
+        assert asked.answer[1::2].tolist() == [ord("-")] * 4
+        equal = asked.control[task.answer_at : task.answer_at + 9] == asked.answer
+        assert equal.tolist() == [False, True] * 4 + [False]
+
+
+def test_keys_that_never_differ_in_every_token_are_refused(monkeypatch):
+    monkeypatch.setattr(tasks, "MOST_KEYS", 3000)
+
+    def near(sign: str) -> int:  # 9 of 10 digits are one token
+        return 1000 + (sign == "7")
+
+    with pytest.raises(DataError, match="dashed spells too few passkeys so that they differ"):
+        tasks.passkey_task(CORPUS, Dashed(near), 40)
 
 
 # --- copies ---------------------------------------------------------------------------------------
