@@ -57,7 +57,7 @@ def compute(name: str, impl: str, case: Case, device: str) -> list[torch.Tensor]
     """Output and, if asked for, the gradients of q, k, v and the method's parameters."""
     generator = torch.Generator().manual_seed(0)
     shapes = [(1, HEADS, n, DIM) for n in (case.queries, LENGTH, LENGTH)]
-    qkv = [torch.randn(s, generator=generator).to(device, case.dtype) for s in shapes]
+    q, k, v = (torch.randn(s, generator=generator).to(device, case.dtype) for s in shapes)
     method = method_of(name).to(device)
     if case.dtype == torch.float64:
         method.to_float64_()
@@ -71,9 +71,9 @@ def compute(name: str, impl: str, case: Case, device: str) -> list[torch.Tensor]
 
     if not case.gradients:
         with torch.no_grad():
-            return [attend(*qkv, method, impl=impl, gates=gates())]
-    leaves = [t.requires_grad_() for t in qkv] + list(method.parameters())
-    out = attend(*qkv, method, impl=impl, gates=gates())
+            return [attend(q, k, v, method, impl=impl, gates=gates())]
+    leaves = [t.requires_grad_() for t in (q, k, v)] + list(method.parameters())
+    out = attend(q, k, v, method, impl=impl, gates=gates())
     return [out, *torch.autograd.grad(out.sum(), leaves)]
 
 
@@ -86,8 +86,8 @@ def cell(name: str, impl: str, case: Case, device: str) -> str:
     exact = Case(case.name, torch.float64, case.gradients, case.queries)
     wanted = compute(name, "reference", exact, "cpu")
     for a, b in zip(found, wanted, strict=True):
-        error = (a.detach().cpu().double() - b.detach()).abs().max() / max(1.0, b.abs().max())
-        if not error < TOLERANCE[case.dtype]:
+        apart = float((a.detach().cpu().double() - b.detach()).abs().max())
+        if not apart / max(1.0, float(b.abs().max())) < TOLERANCE[case.dtype]:
             return "WRONG"
     return "yes"
 

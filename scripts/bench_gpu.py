@@ -25,6 +25,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -102,14 +103,14 @@ def wrong(
     name: str, device: str, shape: tuple[int, int, int, int], dtype: str, window: int | None
 ) -> list[str]:
     x = make_inputs(name, shape, DTYPES[dtype], device, window=window)
-    double = [t.detach().double().requires_grad_() for t in x.qkv]
+    q, k, v = (t.detach().double().requires_grad_() for t in x.qkv)
     method = make_method(name, shape[1], shape[3]).to_float64_().to(device)
-    exact = Inputs(Problem(*double, method, x.problem.scale, x.problem.sight), x.grad_out.double())
+    exact = Inputs(Problem(q, k, v, method, x.problem.scale, x.problem.sight), x.grad_out.double())
     expected = outcome(exact, oracle)
     ways = (True,) if x.problem.method.closed_form() is None else (True, False)
     found = []
     for closed_form in ways:
-        found_here = outcome(x, lambda p, form=closed_form: ours.run(p, closed_form=form))
+        found_here = outcome(x, partial(ours.run, closed_form=closed_form))
         for index, (mine, theirs) in enumerate(zip(found_here, expected, strict=True)):
             error = float((mine.double() - theirs).abs().max())
             error /= max(1.0, float(theirs.abs().max()))
@@ -162,7 +163,7 @@ def seconds(call: Callable[[], object], repeats: int) -> float:
         call()
     ended.record()
     ended.synchronize()
-    return begun.elapsed_time(ended) / 1e3 / repeats
+    return float(begun.elapsed_time(ended)) / 1e3 / repeats
 
 
 def prepare(x: Inputs, variant: str, mode: str, expected: Tensor | None) -> dict[str, Any]:
@@ -258,7 +259,7 @@ def main() -> int:
         return 2
 
     def late() -> bool:
-        return time.monotonic() - begun > 60 * arguments.minutes
+        return bool(time.monotonic() - begun > 60 * arguments.minutes)
 
     device = "cpu" if arguments.dry_run else "cuda"
     reason = ours.refuses(make_inputs("none", (2, 4, 333, 64), torch.float32, device).problem)

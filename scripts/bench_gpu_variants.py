@@ -55,8 +55,8 @@ def make_inputs(
     generator = torch.Generator().manual_seed(0)
     q, k, v, grad_out = (torch.randn(shape, generator=generator).to(dtype) for _ in range(4))
     method = make_method(name, shape[1], shape[3]).to(device)
-    leaves = [t.to(device).requires_grad_() for t in (q, k, v)]
-    problem = Problem(*leaves, method, 1 / math.sqrt(shape[3]), Sight(window=window_of(window)))
+    q, k, v = (t.to(device).requires_grad_() for t in (q, k, v))
+    problem = Problem(q, k, v, method, 1 / math.sqrt(shape[3]), Sight(window=window_of(window)))
     return Inputs(problem, grad_out.to(device))
 
 

@@ -14,6 +14,7 @@ import json
 import statistics
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,26 +53,31 @@ def calls(name: str, length: int, training: bool) -> dict[str, Callable[[], obje
     )
     method.train(training)
     generator = torch.Generator().manual_seed(1)
-    qkv = [torch.randn(1, HEADS, length, HEAD_DIM, generator=generator) for _ in range(3)]
+    shape = (1, HEADS, length, HEAD_DIM)
+    q, k, v = (torch.randn(shape, generator=generator) for _ in range(3))
     hidden = torch.randn(1, length, HEADS * HEAD_DIM, generator=generator)
     if not method.gated:
-        return {"": lambda: once(method, qkv, hidden, training, None)}
+        return {"": lambda: once(method, (q, k, v), hidden, training, None)}
     return {
-        kind: lambda flat=kind == "flat": once(method, qkv, hidden, training, flat)
+        kind: partial(once, method, (q, k, v), hidden, training, kind == "flat")
         for kind in ("fresh", "flat")
     }
 
 
 def once(
-    method: PositionMethod, qkv: list[Tensor], hidden: Tensor, training: bool, flat: bool | None
+    method: PositionMethod,
+    qkv: tuple[Tensor, Tensor, Tensor],
+    hidden: Tensor,
+    training: bool,
+    flat: bool | None,
 ) -> None:
     with torch.set_grad_enabled(training):
-        leaves = [t.detach().requires_grad_(training) for t in qkv]
+        q, k, v = (t.detach().requires_grad_(training) for t in qkv)
         gates = method.decay(hidden)
         if gates is not None and flat:
             gates = (gates[0] * 0.0, gates[1])
         given: dict[str, Any] = {} if gates is None else {"gates": gates}
-        out = attend(*leaves, method, impl="chunked", **given)
+        out = attend(q, k, v, method, impl="chunked", **given)
         if training:
             out.sum().backward()
 

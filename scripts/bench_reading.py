@@ -85,7 +85,8 @@ def _compare(path: Path, texts: list[str], repeat: int) -> tuple[float, float | 
 def _lm_dataformat(path: Path) -> Iterable[object]:
     from lm_dataformat import Reader
 
-    return Reader(str(path)).stream_data()
+    documents: Iterable[object] = Reader(str(path)).stream_data()
+    return documents
 
 
 def _timed(documents: Iterable[object], texts: list[str]) -> tuple[float, bool]:

@@ -60,10 +60,10 @@ def make_parser() -> argparse.ArgumentParser:
 def make_text(domain: str, megabytes: int, folder: Path) -> tuple[Path, str]:
     """At most so many MB of whole documents as JSON lines, and the source they are from."""
     corpus = DOMAINS[domain]
-    options = {"tokenizer": "byte", "order": "hash", "min_split_tokens": 1, "say": _quiet}
+    options: dict[str, Any] = {"tokenizer": "byte", "order": "hash", "min_split_tokens": 1}
     for source in (None, *OTHER_SOURCES.get(corpus, [])):
         try:
-            prepared = prepare(corpus, folder / domain, source=source, **options)
+            prepared = prepare(corpus, folder / domain, source=source, say=_quiet, **options)
             break
         except DataError as error:
             print(f"{corpus}: {error}", file=sys.stderr)

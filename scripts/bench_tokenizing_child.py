@@ -29,7 +29,12 @@ def ours(text: str, output: str, _vocab: str, _merges: str) -> Callable[[], Any]
 
     from data_prep.prepare import prepare
 
-    options = {"split": "1", "tokenizer": "gpt2", "keep_documents": False, "workers": 1}
+    options: dict[str, Any] = {
+        "split": "1",
+        "tokenizer": "gpt2",
+        "keep_documents": False,
+        "workers": 1,
+    }
     return lambda: prepare("jsonl", output, inputs=[text], say=lambda _line: None, **options)
 
 

@@ -99,7 +99,7 @@ class Bare:
         for method in dict.fromkeys(self.model.methods):
             method.project_()
         self.step += 1
-        return loss.item()
+        return float(loss.detach())
 
 
 class Engine:

@@ -27,7 +27,11 @@ from data_prep.indexed import IndexedDataset  # noqa: E402
 from megatron_patches import positions  # noqa: E402
 from megatron_patches.analysis import figures, figures_kernels, rows, style, tables  # noqa: E402
 from megatron_patches.analysis.cuts import fixed_cut, text_fingerprint  # noqa: E402
-from megatron_patches.analysis.published import published_ratio, read_published  # noqa: E402
+from megatron_patches.analysis.published import (  # noqa: E402
+    PublishedRow,
+    published_ratio,
+    read_published,
+)
 from megatron_patches.analysis.render import to_markdown  # noqa: E402
 from megatron_patches.standalone.arguments import guarded, whole  # noqa: E402
 
@@ -113,7 +117,7 @@ class Progress(threading.Thread):
         if last is None:
             return 0, "waiting"
         left = (steps - last["iteration"]) / max(last["steps_per_second"], 1e-9)
-        return last["iteration"], f"loss {last['lm_loss']:.3f}, {left:.0f} s of training left"
+        return int(last["iteration"]), f"loss {last['lm_loss']:.3f}, {left:.0f} s of training left"
 
     def run(self) -> None:
         total = self.demo.steps + len(self.demo.lengths) * (self.demo.steps // 10)
@@ -221,17 +225,21 @@ def _shown(path: Path) -> Path:
     return path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
 
 
-def expected_split(demo: Demo, found: list[rows.Row], trend: list) -> tuple[str, bool]:  # type: ignore[type-arg]
+def expected_split(
+    demo: Demo, found: list[rows.Row], trend: list[PublishedRow]
+) -> tuple[str, bool]:
     """Whether the methods that stay flat in the paper rise less here than those that do not."""
     longest, train = max(demo.lengths), min(demo.lengths)
     ours = {}
     for method in demo.methods:
         cells = {r.eval_length: r.perplexity for r in found if r.method == method}
-        if cells.get(train) and cells.get(longest):
-            ours[method] = cells[longest] / cells[train]
-    paper = {m: published_ratio(trend, m, longest, train) for m in ours}
-    flat = {m: r for m, r in ours.items() if paper[m] is not None and paper[m] < FLAT}
-    rising = {m: r for m, r in ours.items() if paper[m] is not None and paper[m] >= FLAT}
+        at_train, at_longest = cells.get(train), cells.get(longest)
+        if at_train and at_longest:
+            ours[method] = at_longest / at_train
+    published = {m: published_ratio(trend, m, longest, train) for m in ours}
+    paper = {m: ratio for m, ratio in published.items() if ratio is not None}
+    flat = {m: ours[m] for m, ratio in paper.items() if ratio < FLAT}
+    rising = {m: ours[m] for m, ratio in paper.items() if ratio >= FLAT}
     told = ", ".join(f"{m} {r:.2f}" for m, r in sorted(ours.items(), key=lambda pair: pair[1]))
     text = f"Perplexity at {longest} divided by that at {train}: {told}."
     if not flat or not rising:

@@ -115,7 +115,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.engine == "atheris":
         from fuzz_guided import guided
 
-        return guided([known[name] for name in names], options)
+        return int(guided([known[name] for name in names], options))
     results = [try_one(name, options) for name in names]
     return 0 if all(results) else 1
 

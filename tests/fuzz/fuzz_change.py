@@ -160,9 +160,10 @@ def _tar_size(data: bytes, draw: random.Random) -> bytes:
 def _pickle(data: bytes, draw: random.Random) -> bytes:
     """Another class, number or text in a pickle, which stays one; or any bytes of it."""
     places = [
-        (opcode.name, argument, at)
+        (opcode.name, str(argument), at)
         for opcode, argument, at in pickletools.genops(data)
-        if opcode.name in ("GLOBAL", "BININT", "BININT1", "BININT2", "BINUNICODE")
+        if at is not None
+        and opcode.name in ("GLOBAL", "BININT", "BININT1", "BININT2", "BINUNICODE")
     ]
     name, argument, at = draw.choice(places)
     if name == "GLOBAL":

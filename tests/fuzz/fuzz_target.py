@@ -59,13 +59,15 @@ class Target:
         """The bases, made once."""
         if "bases" not in self._made:
             self._made["bases"] = self.bases()
-        return self._made["bases"]
+        made: Sequence[Files] = self._made["bases"]
+        return made
 
     def known(self) -> Mapping[str, Files]:
         """The attacks, made once."""
         if "attacks" not in self._made:
             self._made["attacks"] = self.attacks()
-        return self._made["attacks"]
+        made: Mapping[str, Files] = self._made["attacks"]
+        return made
 
     def case(self, seed: int, number: int) -> Files:
         """Damaged input `number` of `seed`, always the same."""
