@@ -14,7 +14,9 @@ from claims_rows import (
     SEEDS,
     THIRD,
     above,
+    again,
     at_most,
+    farther,
     gain,
     interval,
     nats,
@@ -84,6 +86,19 @@ CLAIMS = (
             -statistics.mean(with_window("kerple_log")),
             *interval([-x for x in with_window("kerple_log")]),
             -statistics.mean(with_window("rpe")),
+        ),
+    ),
+    Claim(
+        "KERPLE-log rises by {:.1f} and {:.1%}",
+        lambda: (100 * farther("kerple_log", 1234), farther("kerple_log", 1235)),
+    ),
+    Claim("Sandwich rises by {:.0%}", lambda: (farther("sandwich"),)),
+    Claim(
+        "have the loss of their first models there within {} nats, DAPE's within {} and CABLE's within {}",
+        lambda: (
+            at_most(again(but=("dape", "cable")), 4),
+            at_most(again("dape"), 3),
+            at_most(again("cable"), 3),
         ),
     ),
     Claim(

@@ -158,6 +158,7 @@ def published(length: int) -> list[float]:
     return [value[text, "alibi"] / value[text, "kerple_log"] - 1 for text in texts]
 
 
+FARTHEST = ("cpu_mini_far", "cpu_zoo_far")
 WINDOWED = ("cpu_mini_position",)
 BLOCKS = ("cpu_mini", "cpu_mini_blocks")
 BLOCKWISE = "window blockwise:256"
@@ -169,6 +170,22 @@ def with_window(method: str, length: int = FAR) -> list[float]:
     """Nats by which a window of 512 tokens changes the loss, each seed."""
     narrow = f"{method}, window 512"
     return nats(narrow, method, length, *WINDOWED, protocol="position")
+
+
+def farther(method: str, seed: int | None = None) -> float:
+    """How much higher perplexity is at 65,536 tokens than at 16,384, as a share."""
+    at = [ppl(method, length, *FARTHEST, seed=seed) for length in (65536, FAR)]
+    return at[0] / at[1] - 1
+
+
+def again(*methods: str, but: tuple[str, ...] = ()) -> list[float]:
+    """Nats from the first models of the third seed to those trained again, at 16,384 tokens."""
+    new, old = _scored(FARTHEST, SIDE_BY_SIDE), _scored(MAIN, SIDE_BY_SIDE)
+    return [
+        math.log(new[method, FAR][THIRD] / old[method, FAR][THIRD])
+        for method in methods or (label for label, length in new if length == FAR)
+        if THIRD in new[method, FAR] and method not in but
+    ]
 
 
 def others(*but: str) -> list[str]:
