@@ -12,7 +12,7 @@ from claims_rows import span, words
 
 @functools.cache
 def _lines(name: str) -> tuple[dict[str, Any], ...]:
-    path = ROOT / "results" / "bench" / f"{name}.jsonl"
+    path = ROOT / "results" / f"{name if '/' in name else f'bench/{name}'}.jsonl"
     return tuple(json.loads(line) for line in path.read_text(encoding="utf-8").splitlines())
 
 
@@ -29,11 +29,21 @@ def newest(name: str, key: str, **where: object) -> float:
     return measured(name, key, **where)[-1]
 
 
+def in_neox() -> set[str]:
+    """Methods whose losses in real GPT-NeoX were compared with the built-in engine's."""
+    rows = _lines("neox/parity")
+    return {r["method"] for r in rows if r["way"] != "standalone" and r["difference"] is not None}
+
+
 BENCHMARKS = {
     "README.md": (
         Claim(
             "GPT-2's BPE runs {} to {} times as fast as in NeoX's own script",
             lambda: [words(x) for x in span(measured("tokenizing", "times_faster"))],
+        ),
+        Claim(
+            "20 training steps of {} methods against real GPT-NeoX's losses",
+            lambda: (len(in_neox()),),
         ),
     ),
     "docs/data.md": (
