@@ -89,10 +89,27 @@ CLAIMS = (
         ),
     ),
     Claim(
-        "KERPLE-log rises by {:.1f} and {:.1%}",
-        lambda: (100 * farther("kerple_log", 1234), farther("kerple_log", 1235)),
+        "ALiBi and KERPLE-power stay within {:.1%} of where they were at 16,384 tokens; KERPLE-log rises by "
+        "{:.1f} and {:.1%}",
+        lambda: (
+            at_most(
+                [
+                    *(farther(m, seed) for m in ("alibi", "kerple_power") for seed in SEEDS),
+                    *map(farther, ("fox", "ggd_bam", "cable", "stick_breaking")),
+                ],
+                3,
+            ),
+            100 * farther("kerple_log", 1234),
+            farther("kerple_log", 1235),
+        ),
     ),
-    Claim("Sandwich rises by {:.0%}", lambda: (farther("sandwich"),)),
+    Claim(
+        "the one that has learned to copy (below), rises by {:.1%}. Scalable softmax rises by {:.1%}, "
+        "Sandwich by {:.0%}, FIRE by {:.0%}, and CoPE by {:.0%}",
+        lambda: [
+            farther(method) for method in ("dape", "ggd_bam_ssmax", "sandwich", "fire", "cope")
+        ],
+    ),
     Claim(
         "have the loss of their first models there within {} nats, DAPE's within {} and CABLE's within {}",
         lambda: (
@@ -203,6 +220,7 @@ CONSTANTS = (
     r"Figures 5 and 7",
     r"reach 1,536 tokens back",
     r"a difference under 0",
+    r"beyond 32,695 tokens",
     r"stretched by 8\b",
     r"the interval over them holds 0\b",
     r"a stretch of 24 tokens .* first 8 tokens, and the other 16",
