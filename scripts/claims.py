@@ -83,7 +83,7 @@ def problems(
 
 
 def main() -> int:
-    # Loaded here, so that the mechanism alone needs no rows.
+    # Late, for they import this module; and the mechanism alone needs no rows.
     from claims_of_benchmarks import BENCHMARKS
     from claims_of_findings import CLAIMS, CONSTANTS
 

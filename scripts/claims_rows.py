@@ -27,9 +27,15 @@ from megatron_patches.analysis.training_rows import TrainingRow, read_training  
 
 RESULTS = ROOT / "results"
 MAIN = ("cpu_mini", "cpu_zoo")
+FARTHEST = ("cpu_mini_far", "cpu_zoo_far")
+WINDOWED = ("cpu_mini_position",)
+BLOCKS = ("cpu_mini", "cpu_mini_blocks")
+BLOCKWISE = "window blockwise:256"
 LENGTHS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 FAR = 16384
 SEEDS = (1234, 1235, 1236)
+FIRST_TWO, THIRD = SEEDS[:2], SEEDS[2]
+BACK = (0.0, 0.25)  # depths that lie three quarters of the window away, or more
 
 
 @functools.cache
@@ -121,16 +127,17 @@ def answers(
 
 def gain(method: str, source: str, length: int, seed: int, depths: tuple[float, ...] = ()) -> float:
     """Nats an answer token, mean over the depths."""
-    return statistics.mean(
-        float(r.gain or 0) for r in answers(method, source, length, seed, depths)
-    )
+    return _mean(r.gain for r in answers(method, source, length, seed, depths))
 
 
 def right(method: str, source: str, length: int, seed: int) -> float:
     """Share of the answer's tokens that are the likeliest ones, mean over the depths."""
-    return statistics.mean(
-        float(r.token_accuracy or 0) for r in answers(method, source, length, seed)
-    )
+    return _mean(r.token_accuracy for r in answers(method, source, length, seed))
+
+
+def _mean(scores: Iterable[float | None]) -> float:
+    """Of cells that were scored; every row that is "ok" has its scores."""
+    return statistics.mean(score for score in scores if score is not None)
 
 
 @functools.cache
@@ -158,14 +165,6 @@ def published(length: int) -> list[float]:
     return [value[text, "alibi"] / value[text, "kerple_log"] - 1 for text in texts]
 
 
-FARTHEST = ("cpu_mini_far", "cpu_zoo_far")
-WINDOWED = ("cpu_mini_position",)
-BLOCKS = ("cpu_mini", "cpu_mini_blocks")
-BLOCKWISE = "window blockwise:256"
-BACK = (0.0, 0.25)  # three quarters of the window away, or more
-THIRD = 1236
-
-
 def with_window(method: str, length: int = FAR) -> list[float]:
     """Nats by which a window of 512 tokens changes the loss, each seed."""
     narrow = f"{method}, window 512"
@@ -189,5 +188,5 @@ def again(*methods: str, but: tuple[str, ...] = ()) -> list[float]:
 
 
 def others(*but: str) -> list[str]:
-    """The later methods without these."""
+    """All methods that were asked with the third seed, without these."""
     return sorted({row.method for row in _asked() if row.seed == THIRD} - set(but))

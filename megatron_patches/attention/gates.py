@@ -66,12 +66,11 @@ class Gates:
         # Asked on the CPU only: elsewhere the answer would have to come back from the device.
         if log_decay_BHK.device.type != "cpu" or log_decay_BHK.numel() == 0:
             return cls(log_decay_BHK.double().cumsum(-1), gain_BHQ)
-        falls = bool((log_decay_BHK <= 0).all()) and (
-            gain_BHQ is None or bool((gain_BHQ >= 0).all())
-        )
-        steepest = float(log_decay_BHK.detach().abs().amax())
+        low, high = map(float, log_decay_BHK.detach().aminmax())
+        falls, steepest = high <= 0, max(-low, high)
         if gain_BHQ is not None and gain_BHQ.numel():
-            steepest *= float(gain_BHQ.detach().abs().amax())
+            low, high = map(float, gain_BHQ.detach().aminmax())
+            falls, steepest = falls and low >= 0, steepest * max(-low, high)
         run = 1 if steepest > STEEP else RUN
         return cls(log_decay_BHK.double().cumsum(-1), gain_BHQ, falls, run)
 
